@@ -1,0 +1,329 @@
+"""The contract between the method and a frozen univariate forecaster, and the registry of those that ship.
+
+A backbone maps `[series, time]` to `[series, horizon]`, differentiably with respect to its input. The method needs
+nothing else from it, so any `torch.nn.Module` with that forward can stand in (`ModuleBackbone`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from dualweaver.errors import SettingError
+
+__all__ = ["Backbone", "Forecast", "ModuleBackbone", "available_backbones", "load_backbone", "register_backbone"]
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """A forecast of independent series.
+
+    Attributes:
+        mean: point forecast, `[series, horizon]`; the median for backbones that forecast quantiles or samples.
+        quantiles: `[series, horizon, level]`, or None for point backbones.
+        levels: the quantile levels of the last axis, ascending, in (0, 1).
+    """
+
+    mean: Tensor
+    quantiles: Tensor | None = None
+    levels: tuple[float, ...] = ()
+
+
+class Backbone(nn.Module, ABC):
+    """A frozen, differentiable, univariate forecaster.
+
+    Subclasses implement `native` (one block of `native_horizon` steps) and `from_checkpoint`; those that generate in
+    another way override `forward` and `distribution`, those trained on another loss than the squared error of the
+    forecast override `loss` and `label_start`.
+
+    Attributes:
+        name: the registered name.
+        context_length: past steps that the model is fed with by default.
+        min_context: the fewest past steps it accepts.
+        max_context: the most it accepts (longer contexts are cut from the left), or None.
+        native_horizon: steps of one block; longer horizons are rolled forward.
+        quantile_levels: levels of the last axis of `native`, or () for point backbones.
+        loss_kind: whether `loss` is a squared or an absolute error; decides the bound of the collapse regulariser.
+        checkpoint, revision: where the weights came from.
+    """
+
+    name: ClassVar[str] = "backbone"
+    default_checkpoint: ClassVar[str | None] = None
+    summary: ClassVar[str] = ""
+    loss_kind: ClassVar[Literal["squared", "absolute"]] = "squared"
+
+    def __init__(
+        self,
+        *,
+        context_length: int,
+        native_horizon: int,
+        min_context: int = 1,
+        max_context: int | None = None,
+        quantile_levels: Sequence[float] = (),
+        checkpoint: str | None = None,
+        revision: str | None = None,
+    ) -> None:
+        super().__init__()
+        if context_length < min_context or (max_context is not None and context_length > max_context):
+            limits = f"{min_context} or more" if max_context is None else f"between {min_context} and {max_context}"
+            raise SettingError(f"context_length={context_length}: the backbone {self.name!r} takes {limits} steps")
+        self.context_length = context_length
+        self.native_horizon = native_horizon
+        self.min_context = min_context
+        self.max_context = max_context
+        self.quantile_levels = tuple(quantile_levels)
+        self.checkpoint = checkpoint
+        self.revision = revision
+        self._trainable = False
+
+    # What a subclass says
+
+    @abstractmethod
+    def native(self, context: Tensor) -> Tensor:
+        """One block: `[series, time]` to `[series, native_horizon]`, or `[series, native_horizon, level]`."""
+
+    @classmethod
+    @abstractmethod
+    def from_checkpoint(
+        cls,
+        checkpoint: str | None,
+        *,
+        revision: str | None = None,
+        context_length: int | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> Backbone:
+        """Load weights from a directory or a hub name; None means the default checkpoint."""
+
+    def label_start(self, context_length: int) -> int:
+        """Step of the window `context + future` at which the labels of `loss` begin (the context's end here)."""
+        return context_length
+
+    def loss(
+        self, context: Tensor, labels: Tensor, *, horizon: int | None = None, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """The model's own training loss, per series and position: `[series, position]`.
+
+        Args:
+            context: `[series, time]`.
+            labels: `[series, label]`: the window `context + future` from `label_start` on.
+            horizon: steps of the forecast that the caller is after, for losses that depend on it.
+            generator: randomness of losses that sample.
+        """
+        del generator
+        return (self(context, horizon or labels.shape[1]) - labels).square().mean(dim=1, keepdim=True)
+
+    # Forecasting
+
+    def forward(self, context: Tensor, horizon: int | None = None) -> Tensor:
+        """Point forecast, differentiable with respect to the context: `[series, time]` to `[series, horizon]`."""
+        return self._point(self._roll(context, horizon or self.native_horizon))
+
+    def distribution(
+        self, context: Tensor, horizon: int | None = None, *, generator: torch.Generator | None = None
+    ) -> Forecast:
+        """Point forecast and, where the backbone has them, quantiles."""
+        del generator
+        blocks = self._roll(context, horizon or self.native_horizon)
+        if blocks.ndim == 2:
+            return Forecast(blocks)
+        return Forecast(self._point(blocks), blocks.sort(dim=-1).values, self.quantile_levels)
+
+    def forecast(self, context: Any, horizon: int | None = None, *, batch_size: int = 512, seed: int = 0) -> Forecast:
+        """Forecast outside of training: no gradients, large batches.
+
+        Args:
+            context: `[series, time]`, anything that `numpy.asarray` takes.
+            horizon: steps ahead, the native horizon by default.
+            batch_size: series that go through the model at once.
+            seed: randomness of backbones that sample.
+
+        Raises:
+            SettingError: wrong shape, fewer steps than `min_context`, or values that are not finite.
+        """
+        weights = next(self.parameters())
+        values = np.asarray(context.detach().cpu() if isinstance(context, Tensor) else context)
+        if values.ndim != 2:
+            raise SettingError(f"context has shape {list(values.shape)}; expected [series, time]")
+        if not np.isfinite(values).all():
+            raise SettingError(f"context holds values that are not finite, first in series {_first_bad(values)}")
+        if horizon is not None and horizon < 1:
+            raise SettingError(f"horizon={horizon}: expected 1 or more")
+        rows = torch.as_tensor(values, dtype=weights.dtype, device=weights.device)
+        generator = torch.Generator(device=weights.device).manual_seed(seed)
+        with torch.inference_mode():
+            parts = [self.distribution(chunk, horizon, generator=generator) for chunk in rows.split(batch_size)]
+        quantiles = [part.quantiles for part in parts if part.quantiles is not None]
+        return Forecast(
+            torch.cat([part.mean for part in parts]), torch.cat(quantiles) if quantiles else None, parts[0].levels
+        )
+
+    def check_context(self, length: int) -> None:
+        """Raise a SettingError when `length` steps are too few for the model."""
+        if length < self.min_context:
+            raise SettingError(
+                f"the context has {length} steps, but the backbone {self.name!r} needs at least {self.min_context}"
+            )
+
+    def _roll(self, context: Tensor, horizon: int) -> Tensor:
+        """Native blocks until the horizon is reached; each block's point forecast is appended to the context."""
+        self.check_context(context.shape[1])
+        if self.max_context is not None:
+            context = context[:, -self.max_context :]
+        length = context.shape[1]
+        blocks = [self.native(context)]
+        while sum(block.shape[1] for block in blocks) < horizon:
+            context = torch.cat([context, self._point(blocks[-1])], dim=1)[:, -length:]
+            blocks.append(self.native(context))
+        return torch.cat(blocks, dim=1)[:, :horizon]
+
+    def _point(self, block: Tensor) -> Tensor:
+        if block.ndim == 2:
+            return block
+        return block[..., int(np.argmin(np.abs(np.asarray(self.quantile_levels) - 0.5)))]
+
+    # Frozen weights
+
+    def freeze(self) -> Backbone:
+        """Take all weights out of training; dropout stays off whatever mode the surrounding module is in."""
+        self._trainable = False
+        self.requires_grad_(False)
+        self.eval()
+        return self
+
+    def train(self, mode: bool = True) -> Backbone:
+        super().train(mode and self._trainable)
+        return self
+
+    @contextmanager
+    def unfrozen(self) -> Iterator[Backbone]:
+        """Full fine-tuning: weights and dropout take part in training inside this context."""
+        self._trainable = True
+        self.requires_grad_(True)
+        try:
+            yield self
+        finally:
+            self.freeze()
+
+    def fingerprint(self) -> str:
+        """SHA-256 over names, shapes, dtypes and bytes of all weights, independent of how files are sharded."""
+        digest = hashlib.sha256()
+        for name, tensor in sorted(self.state_dict().items()):
+            digest.update(f"{name} {list(tensor.shape)} {tensor.dtype}".encode())
+            digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()
+
+    @property
+    def spec(self) -> str:
+        """The string that `load_backbone` takes to load this backbone again."""
+        source = "" if self.checkpoint is None else f":{self.checkpoint}"
+        return f"{self.name}{source}" + (f"@{self.revision}" if source and self.revision else "")
+
+
+class ModuleBackbone(Backbone):
+    """Any `torch.nn.Module` that maps `[series, context_length]` to `[series, horizon]`.
+
+    The native horizon is read off one forward of zeros.
+    """
+
+    name = "module"
+    summary = "any torch.nn.Module of your own"
+
+    def __init__(self, module: nn.Module, *, context_length: int) -> None:
+        weights = next(module.parameters(), torch.zeros(()))
+        with torch.no_grad():
+            block = module(torch.zeros(1, context_length, dtype=weights.dtype, device=weights.device))
+        if not isinstance(block, Tensor) or block.ndim != 2 or block.shape[0] != 1:
+            shape = list(block.shape) if isinstance(block, Tensor) else type(block).__name__
+            raise SettingError(
+                f"{type(module).__name__} gives {shape} for an input [1, {context_length}]; expected [1, horizon]"
+            )
+        super().__init__(context_length=context_length, native_horizon=block.shape[1])
+        self.module = module
+        # a module without weights still needs a dtype and a device for what is fed to it
+        self.register_buffer("_anchor", torch.zeros((), dtype=weights.dtype, device=weights.device), persistent=False)
+        self.freeze()
+
+    def native(self, context: Tensor) -> Tensor:
+        return self.module(context)
+
+    @classmethod
+    def from_checkpoint(cls, checkpoint: str | None, **kwargs: Any) -> Backbone:
+        raise SettingError("a backbone made from your own module cannot be loaded by name; pass the object again")
+
+
+_REGISTRY: dict[str, str | type[Backbone]] = {
+    "fracast": "dualweaver.backbones.fracast:FracastBackbone",
+    "ttm": "dualweaver.backbones.ttm:TTMBackbone",
+    "timer": "dualweaver.backbones.timer:TimerBackbone",
+    "sundial": "dualweaver.backbones.sundial:SundialBackbone",
+}
+
+
+def register_backbone(name: str, backbone: type[Backbone]) -> None:
+    """Make a backbone of your own loadable as `load_backbone(name)`."""
+    if name in _REGISTRY:
+        raise SettingError(f"a backbone named {name!r} is registered already")
+    _REGISTRY[name] = backbone
+
+
+def available_backbones() -> dict[str, type[Backbone]]:
+    """The registered backbones by name."""
+    return {name: _resolve(name) for name in _REGISTRY}
+
+
+def _resolve(name: str) -> type[Backbone]:
+    entry = _REGISTRY.get(name)
+    if entry is None:
+        raise SettingError(f"unknown backbone {name!r}; known are {', '.join(sorted(_REGISTRY))}")
+    if isinstance(entry, str):  # imported on first use, so that one backbone does not pay for the others' libraries
+        module, attribute = entry.split(":")
+        entry = getattr(importlib.import_module(module), attribute)
+        _REGISTRY[name] = entry
+    return entry
+
+
+def load_backbone(
+    backbone: str | nn.Module, *, context_length: int | None = None, dtype: torch.dtype | None = None
+) -> Backbone:
+    """A frozen backbone from a name, a name with a checkpoint, or a module.
+
+    Args:
+        backbone: `"ttm"`, `"ttm:directory"`, `"timer:thuml/timer-base-84m"`, `"timer:hub/name@revision"`, a `Backbone`,
+            or any `torch.nn.Module` that maps `[series, context_length]` to `[series, horizon]`.
+        context_length: past steps to feed, the backbone's own default where None.
+        dtype: of the weights, the checkpoint's own where None.
+
+    Raises:
+        SettingError: unknown name, or a context length that the backbone cannot take.
+        CheckpointError: weights that are missing, damaged or foreign.
+    """
+    if isinstance(backbone, Backbone):
+        return backbone.freeze()
+    if isinstance(backbone, nn.Module):
+        if context_length is None:
+            raise SettingError("context_length is required when the backbone is a module of your own")
+        return ModuleBackbone(backbone, context_length=context_length)
+    if not isinstance(backbone, str):
+        raise SettingError(f"backbone={backbone!r}: expected a name, a Backbone or a torch.nn.Module")
+    name, _, source = backbone.partition(":")
+    checkpoint, revision = (source or None), None
+    if checkpoint and "@" in checkpoint and not Path(checkpoint).exists():
+        checkpoint, revision = checkpoint.rsplit("@", 1)
+    loaded = _resolve(name).from_checkpoint(
+        checkpoint, revision=revision, context_length=context_length, dtype=dtype
+    )
+    return loaded.freeze()
+
+
+def _first_bad(values: np.ndarray) -> int:
+    return int(np.flatnonzero(~np.isfinite(values).all(axis=1))[0])
