@@ -1,0 +1,1 @@
+"""Frames in and out, windows, splits and the benchmark catalogue."""
