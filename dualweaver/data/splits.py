@@ -98,7 +98,7 @@ def protocol_segments(
     agree to a relative 1e-5 on channels of unit size; on a channel constant in training, theirs turns the smallest
     later move into 1e5 times its size.
     """
-    values = np.asarray(table, dtype=np.float64)
+    values = np.ascontiguousarray(table, dtype=np.float64)
     if values.ndim != 2:
         raise DataError(f"the table must be [time, channel], not {list(values.shape)}")
     splits = split_borders(len(values), rule)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +14,8 @@ from torch.utils.data import Dataset
 from dualweaver.errors import SettingError
 
 __all__ = ["WindowDataset", "stack_channels", "whole_batch", "window_starts"]
+
+_Batch = TypeVar("_Batch")
 
 
 def window_starts(segment_lengths: Sequence[int], length: int, stride: int = 1) -> npt.NDArray[np.int64]:
@@ -74,7 +77,7 @@ class WindowDataset(Dataset[Tensor]):
         return self.windows[self.starts[torch.as_tensor(indices, dtype=torch.int64)]]
 
 
-def whole_batch(batch: Tensor) -> Tensor:
+def whole_batch(batch: _Batch) -> _Batch:
     """``collate_fn`` over a `WindowDataset`: the batch as it is (a function, so that workers can pickle it)."""
     return batch
 

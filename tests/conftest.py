@@ -1,0 +1,42 @@
+"""What all tests share."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import golden
+import pandas as pd
+import pytest
+
+from dualweaver.data.catalogue import describe_dataset, load_dataset
+
+# Real data lie beside the repository where there are any; whoever keeps them elsewhere says where.
+_BESIDE = Path(__file__).parents[2] / "shared" / "data"
+if _BESIDE.is_dir():
+    os.environ.setdefault("DUALWEAVER_DATA", str(_BESIDE))
+
+
+@cache
+def _benchmark(name: str) -> pd.DataFrame:
+    return load_dataset(name)
+
+
+@pytest.fixture
+def benchmark() -> Callable[[str], pd.DataFrame]:
+    """Loads a benchmark data set by name; skips the test where its file is not there, and never downloads it."""
+
+    def load(name: str) -> pd.DataFrame:
+        folder = Path(os.environ.get("DUALWEAVER_DATA", "."))
+        if not any((folder / file_name).is_file() for file_name in describe_dataset(name).file_names):
+            pytest.skip(f"the data set {name!r} is not in the folder that DUALWEAVER_DATA names")
+        return _benchmark(name).copy()
+
+    return load
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if golden.compared():
+        terminalreporter.write_line(f"golden: {golden.compared()} tensors compared")
