@@ -108,6 +108,10 @@ class Backbone(nn.Module, ABC):
         """Step of the window `context + future` at which the labels of `loss` begin (the context's end here)."""
         return context_length
 
+    def label_horizon(self, horizon: int) -> int:
+        """Future steps that the window must hold for `loss`, when the caller is after `horizon` of them."""
+        return horizon
+
     def loss(
         self, context: Tensor, labels: Tensor, *, horizon: int | None = None, generator: torch.Generator | None = None
     ) -> Tensor:
@@ -159,9 +163,12 @@ class Backbone(nn.Module, ABC):
         if horizon is not None and horizon < 1:
             raise SettingError(f"horizon={horizon}: expected 1 or more")
         rows = torch.as_tensor(values, dtype=weights.dtype, device=weights.device)
-        generator = torch.Generator(device=weights.device).manual_seed(seed)
+        generator = torch.Generator(device=weights.device)
         with torch.inference_mode():
-            parts = [self.distribution(chunk, horizon, generator=generator) for chunk in rows.split(batch_size)]
+            parts = [  # the same seed for every part, so that batch_size does not change a forecast
+                self.distribution(part, horizon, generator=generator.manual_seed(seed))
+                for part in rows.split(batch_size)
+            ]
         quantiles = [part.quantiles for part in parts if part.quantiles is not None]
         return Forecast(
             torch.cat([part.mean for part in parts]), torch.cat(quantiles) if quantiles else None, parts[0].levels
@@ -319,9 +326,7 @@ def load_backbone(
     checkpoint, revision = (source or None), None
     if checkpoint and "@" in checkpoint and not Path(checkpoint).exists():
         checkpoint, revision = checkpoint.rsplit("@", 1)
-    loaded = _resolve(name).from_checkpoint(
-        checkpoint, revision=revision, context_length=context_length, dtype=dtype
-    )
+    loaded = _resolve(name).from_checkpoint(checkpoint, revision=revision, context_length=context_length, dtype=dtype)
     return loaded.freeze()
 
 
