@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
 import golden
 import pandas as pd
 import pytest
+import torch
 
 from dualweaver.data.catalogue import describe_dataset, load_dataset
 
@@ -35,6 +36,15 @@ def benchmark() -> Callable[[str], pd.DataFrame]:
         return _benchmark(name).copy()
 
     return load
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """For models so small that waking a second thread costs more than it gives."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
