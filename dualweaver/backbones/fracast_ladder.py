@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dualweaver.backbones.fracast_frozen import FrozenLadder
+
 __all__ = ["EPS", "RMSNorm", "ScaleCondition", "SelfSimilarBlock", "Stage", "SwiGLU", "causal_conv", "climb"]
 
 # what float32 gives nn.RMSNorm by default; fixed, so that float64 computes the same function
@@ -94,7 +96,7 @@ def causal_conv(x: Tensor, weight: Tensor, bias: Tensor, dilation: int, start: i
 
 
 def climb(x: Tensor, block: SelfSimilarBlock, stages: list[Stage], *, tail: int, norm: bool) -> tuple[Tensor, Tensor]:
-    """Apply the stages one after the other, then what the head reads.
+    """Apply the stages one after the other.
 
     Args:
         x: `[series, time, width]`.
@@ -106,6 +108,10 @@ def climb(x: Tensor, block: SelfSimilarBlock, stages: list[Stage], *, tail: int,
     Returns:
         The mean over time `[series, width]` and the last `tail` positions `[series, tail, width]` of the output.
     """
+    trained = (*block.parameters(), *(t for stage in stages for t in (stage.scale, stage.shift) if t is not None))
+    if not torch.is_grad_enabled() or not any(tensor.requires_grad for tensor in trained):
+        with torch.autocast(x.device.type, enabled=False):
+            return _fold(block, stages, tail, norm)(x.to(block.dw_bias.dtype))
     for stage in stages:
         if stage.scale is not None and stage.shift is not None:
             x = torch.addcmul(stage.shift, x, stage.scale)
@@ -113,3 +119,28 @@ def climb(x: Tensor, block: SelfSimilarBlock, stages: list[Stage], *, tail: int,
     if norm:
         x = F.rms_norm(x, x.shape[-1:], eps=EPS)
     return x.mean(dim=1), x[:, -tail:]
+
+
+@torch.no_grad()
+def _fold(block: SelfSimilarBlock, stages: list[Stage], tail: int, norm: bool) -> FrozenLadder:
+    """A few dozen tiny products; cheap enough to be done at every call rather than kept and found stale."""
+    first, second, ffn = block.norm1.weight, block.norm2.weight, block.ffn
+    before = [torch.ones_like(second)] + [second] * (len(stages) - 1)  # weight of the norm in front of the stage
+    return FrozenLadder(
+        taps=(block.dw_weight[:, 0, 0], block.dw_weight[:, 0, 1], block.dw_weight[:, 0, 2]),
+        pw=block.pw.weight.t(),
+        pw_bias=block.pw(block.dw_bias),
+        norm1=first,
+        up=(ffn.up.weight * first).t(),
+        up_bias=ffn.up.bias,
+        down=ffn.down.weight.t(),
+        down_bias=ffn.down.bias,
+        scale=[w if stage.scale is None else w * stage.scale for w, stage in zip(before, stages, strict=True)],
+        shift=[torch.zeros_like(second) if stage.shift is None else stage.shift for stage in stages],
+        norm2=second,
+        dilations=[stage.dilation for stage in stages],
+        starts=[stage.start for stage in stages],
+        norm=norm,
+        tail=tail,
+        eps=EPS,
+    )

@@ -7,12 +7,15 @@ from safetensors only and code that comes with a checkpoint is never run.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError
 from transformers import PreTrainedModel
+from transformers.utils import logging as transformers_logging
 
 from dualweaver.errors import CheckpointError
 
@@ -38,15 +41,17 @@ def load_pretrained(
     """
     _check_directory(model_class, checkpoint)
     try:
-        model, report = model_class.from_pretrained(
-            checkpoint,
-            revision=revision or "main",
-            dtype=dtype or "auto",
-            use_safetensors=True,
-            trust_remote_code=False,
-            ignore_mismatched_sizes=True,  # so that the report names them; refused below
-            output_loading_info=True,
-        )
+        with _quiet():
+            loaded: Any = model_class.from_pretrained(
+                checkpoint,
+                revision=revision or "main",
+                dtype=dtype or "auto",
+                use_safetensors=True,
+                trust_remote_code=False,
+                ignore_mismatched_sizes=True,  # so that the report names them; refused below
+                output_loading_info=True,
+            )
+            model, report = loaded
     except SafetensorError as error:
         raise CheckpointError(f"{checkpoint}: the safetensors file is damaged ({error})") from error
     except (OSError, KeyError, json.JSONDecodeError) as error:
@@ -84,3 +89,17 @@ def _check_directory(model_class: type[PreTrainedModel], checkpoint: str) -> Non
         raise CheckpointError(f"{directory} holds a model of type {found!r}; expected {expected!r}")
     if not list(directory.glob("*.safetensors")):
         raise CheckpointError(f"{directory}: no *.safetensors file; other weight formats are not read")
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """No bar and no load report on the terminal: what matters in the report is raised as an error."""
+    level, bar = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(level)
+        if bar:
+            transformers_logging.enable_progress_bar()

@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 import numpy as np
 import pandas as pd
 import pooch
-from tqdm.auto import tqdm  # type: ignore[import-untyped]
+from tqdm.auto import tqdm
 
 from dualweaver.errors import DatasetUnavailableError, SettingError
 

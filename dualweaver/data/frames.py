@@ -54,7 +54,7 @@ def read_table(
     freq: Any = None,
     columns: Sequence[Hashable] | None = None,
     missing: str = "interpolate",
-    missing_values: Sequence[Any] = (),
+    missing_values: Any = (),
     layout: Layout | None = None,
 ) -> Table:
     """Read a frame into regular grids of finite numbers; the frame itself is never changed.
@@ -68,10 +68,13 @@ def read_table(
             rows is inserted, and stamps off the grid move to the nearest step.
         columns: at predict time, the channels of the fitted table: columns are matched by name.
         missing: "interpolate", "ffill" or "raise"; for NaN, infinities, `missing_values` and inserted rows alike.
-        missing_values: numbers or text that stand for a missing value, such as -9999.
+        missing_values: numbers or text that stand for a missing value, such as [-9999].
         layout: at predict time, that of the fitted table, which knows the frequency.
     """
     check_policy(missing)
+    listed = (
+        [missing_values] if isinstance(missing_values, str) or np.isscalar(missing_values) else list(missing_values)
+    )
     frame = _as_frame(df)
     if layout is not None:
         if time_column is None and layout.time_column in frame.columns:
@@ -96,9 +99,9 @@ def read_table(
     groups = split_rows(keys, roles.entity_column)
     step, segments = build_axis(times, groups, long, freq, layout, where, report)
     if long is None:
-        values = read_wide(frame, chosen, segments, missing_values, report)
+        values = read_wide(frame, chosen, segments, listed, report)
     else:
-        values = [read_long(frame, long, chosen, segments[0], missing_values, report)]
+        values = [read_long(frame, long, chosen, segments[0], listed, report)]
 
     blocks = []
     for segment, grid in zip(segments, values, strict=True):

@@ -8,7 +8,7 @@ from typing import Any, cast
 import numpy as np
 import pandas as pd
 
-from dualweaver.data.frequency import Freq, fixed_step, from_clock, modal, on_wall_clock, to_clock
+from dualweaver.data.frequency import Freq, exact_freq, fixed_step, from_clock, modal, on_wall_clock, to_clock
 from dualweaver.errors import DataError, SettingError
 
 __all__ = ["Grid", "continue_index", "lay_out"]
@@ -65,9 +65,15 @@ def _lay_out_stamps(times: pd.DatetimeIndex, freq: str, where: str, given: bool)
         positions = grid.get_indexer(clock)
         off = positions < 0
         if off.any():
+            seen = exact_freq(clock)
             raise DataError(
                 f"{where} does not fall on the steps of freq={freq!r}: {off.sum()} of {len(times)} stamps are off, the "
-                f"first is {times[int(off.argmax())]}: pass another freq=, or turn them into periods with .to_period"
+                f"first is {times[int(off.argmax())]}: "
+                + (
+                    f"pass freq={seen!r}, which fits"
+                    if seen
+                    else "correct them, or turn them into periods with .to_period"
+                )
             )
         _check_size(times, positions, freq, where, given)
         return Grid(from_clock(grid, times.tz, wall), positions)

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from dualweaver.data.frequency import Freq
-from dualweaver.data.times import IndexKind, looks_like_dates, quoted
+from dualweaver.data.times import IndexKind, looks_like_codes, looks_like_dates, quoted
 from dualweaver.errors import DataError
 
 __all__ = ["Layout", "Roles", "find_roles"]
@@ -100,7 +100,8 @@ def find_roles(frame: pd.DataFrame, time_column: Hashable | None, entity_column:
         time_column = _find_time_column(frame, entity_column)
     channels = tuple(label for label in columns if label not in (time_column, entity_column))
     if not channels:
-        raise DataError(f"the table has no numeric column, only {quoted(columns)}: add the values to forecast")
+        only = f", only {quoted(columns)}" if columns else ""
+        raise DataError(f"the table has no numeric column{only}: add the values to forecast")
     return Roles("wide", time_column, entity_column, channels)
 
 
@@ -109,15 +110,23 @@ def _is_plain(index: pd.Index) -> bool:
     return index.name is None and pd.api.types.is_integer_dtype(index.dtype)
 
 
+def _means_time(label: Hashable) -> bool:
+    return isinstance(label, str) and label.lower() in _TIME_NAMES
+
+
 def _find_time_column(frame: pd.DataFrame, entity_column: Hashable | None) -> Hashable | None:
     """The one column of dates, or None; a telling name decides between several."""
     found = [
         label
         for position, label in enumerate(frame.columns.tolist())
-        if label != entity_column and looks_like_dates(frame.iloc[:, position])
+        if label != entity_column
+        and (
+            looks_like_dates(frame.iloc[:, position])
+            or (_means_time(label) and looks_like_codes(frame.iloc[:, position]))
+        )
     ]
     if len(found) > 1:
-        named = [label for label in found if isinstance(label, str) and label.lower() in _TIME_NAMES]
+        named = [label for label in found if _means_time(label)]
         found = named if len(named) == 1 else found
     if len(found) > 1:
         raise DataError(f"the columns {quoted(found)} all hold dates: say which is the time with time_column=")

@@ -11,7 +11,7 @@ import pandas as pd
 
 from dualweaver.errors import DataError
 
-__all__ = ["IndexKind", "kind_of", "looks_like_dates", "quoted", "read_times"]
+__all__ = ["IndexKind", "kind_of", "looks_like_codes", "looks_like_dates", "quoted", "read_times"]
 
 IndexKind = Literal["datetime", "period", "range"]
 
@@ -49,7 +49,18 @@ def looks_like_dates(column: pd.Series) -> bool:
     texts = [str(value) for value in present]
     if not all(_DATE.search(text) for text in texts):
         return False
-    return bool(_parse_quietly(pd.Series(texts)).notna().all())
+    try:
+        return bool(_parse_quietly(pd.Series(texts)).notna().all())
+    except DataError:  # dates, though these few do not tell the day from the month
+        return True
+
+
+def looks_like_codes(column: pd.Series) -> bool:
+    """Whether numbers or digits may be dates such as 20200131 or 202012."""
+    if not (column.dtype.kind in "iu" or pd.api.types.infer_dtype(column) == "string") or column.isna().any():
+        return False
+    numbers = pd.to_numeric(column, errors="coerce")
+    return bool(numbers.notna().all()) and _date_code(numbers.to_numpy(dtype=np.int64)) is not None
 
 
 def read_times(values: pd.Series | pd.Index, where: str, notices: list[str]) -> pd.Index:
@@ -71,7 +82,24 @@ def read_times(values: pd.Series | pd.Index, where: str, notices: list[str]) -> 
             f"{where} has no time in {gaps.sum()} of {len(values)} rows (the first is row {int(gaps.argmax())}): "
             "drop or complete these rows"
         )
-    return _typed_times(values, where, notices)
+    times = _typed_times(values, where, notices)
+    if values.name is not None and kind_of(times) == "range":
+        # Continued as numbers, 20200131 or 202012 would run to days and months that do not exist
+        code = _date_code(times.to_numpy())
+        if code is not None:
+            raise DataError(
+                f"{where} holds whole numbers that look like dates ({times[0]}): convert them with "
+                f"pd.to_datetime(..., format={code!r}) first"
+            )
+    return times
+
+
+def _date_code(numbers: np.ndarray) -> str | None:
+    for code, digits in (("%Y%m%d", numbers), ("%Y%m", numbers * 100 + 1)):
+        year, month, day = digits // 10000, digits // 100 % 100, digits % 100
+        if ((year >= 1800) & (year <= 2200) & (month >= 1) & (month <= 12) & (day >= 1) & (day <= 31)).all():
+            return code
+    return None
 
 
 def _typed_times(values: pd.Series | pd.Index, where: str, notices: list[str]) -> pd.Index:
@@ -115,6 +143,12 @@ def _parse(values: pd.Series, where: str, notices: list[str]) -> pd.DatetimeInde
         raise DataError(
             f"{where} mixes stamps with and without a time zone (without: {quoted([values.iloc[odd]])} in row {odd}): "
             "give all of them a zone, or none"
+        )
+    coded = pd.api.types.infer_dtype(values) == "string" and not values.str.contains(r"\D").any()
+    if coded and not values.str.len().isin([4, 8, 14]).all():  # a year, a day, a second; "202001" could be anything
+        raise DataError(
+            f"{where} holds dates written as {quoted(values.iloc[:1])}, which can be read in several ways: convert "
+            "them with pd.to_datetime(..., format=...) first"
         )
     times = _parse_quietly(values, utc=len(offsets) > 1)
     bad = times.isna()

@@ -1,0 +1,323 @@
+"""`DualWeaver`, the estimator: fit on a frame, forecast what follows it."""
+
+from __future__ import annotations
+
+import copy
+import os
+import sys
+import warnings
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+from matplotlib.figure import Figure
+from sklearn.base import BaseEstimator
+from sklearn.utils.validation import check_is_fitted
+from torch import nn
+
+from dualweaver.backbones import load_backbone
+from dualweaver.calibration import check_levels
+from dualweaver.data.frames import Block, Layout, future_index, read_table, write_table
+from dualweaver.errors import DataError, SettingError
+from dualweaver.evaluation import BacktestReport, backtest, season_length
+from dualweaver.fitting import FitSettings, fit_pipeline
+from dualweaver.pipeline import ArrayForecast, Pipeline
+from dualweaver.plotting import plot_channels, split_forecast
+
+__all__ = ["DualWeaver"]
+
+
+class DualWeaver(BaseEstimator):
+    """Multivariate forecaster around a frozen univariate foundation model.
+
+    Source: arXiv 2602.22066. A small fusion module writes two surrogate series per target channel, the frozen model
+    forecasts both, and their difference gives the forecast. Where that does not beat the untouched model on validation
+    rows, a channel falls back to it.
+
+    Args:
+        backbone: a name ("fracast", "ttm", "timer", "sundial"), a name with a checkpoint ("ttm:directory",
+            "timer:hub/name@revision"), a `Backbone`, or a `torch.nn.Module` that maps `[series, context]` to
+            `[series, horizon]`.
+        horizon: steps to forecast; longer than the backbone's own is rolled forward.
+        context_length: past steps that a forecast sees; the backbone's default where None. Shortened, with a notice,
+            where the frame has fewer rows and the backbone can.
+        adapter: "dualweaver", "adapts", "fine-tune" or "zero-shot".
+        fusion: "mlp" (point-wise in time) or "cnn" (five steps wide).
+        objective: "reconstruction" (squared error of the forecast) or "paper" (the published loss).
+        regularisation: weight of the collapse regulariser in "reconstruction".
+        fine_tune: fine-tune the backbone first, then freeze and adapt it.
+        max_epochs, batch_size, learning_rate: of the training; the learning rate is the adapter's own where None.
+        window_stride: steps between training windows; None leaves about two thousand windows an epoch.
+        validation_size: share of the rows (or their number) at the end of every entity that select the best epoch,
+            decide on the fall-back and calibrate the quantiles.
+        targets: columns to forecast, all by default; the others only feed the fusion.
+        time_column, entity_column, freq: see `dualweaver.data.frames.read_table`.
+        missing: "interpolate", "ffill" or "raise".
+        missing_values: numbers or text that stand for a missing value, such as -9999.
+        seed: governs all randomness.
+        verbose: show progress and a summary.
+
+    Attributes:
+        columns_: channels in the order of the frame. targets_: those that are forecast.
+        history_: one row an epoch: `stage`, `epoch`, `train_loss`, `val_mse`, `learning_rate`.
+        scores_: one row a target: validation error of the forecaster and of zero-shot (mean squared, scaled units),
+            the gain, and which of the two forecasts.
+        context_length_: past steps that a forecast sees.
+        pipeline_: the fitted parts, arrays in and out.
+    """
+
+    def __init__(
+        self,
+        backbone: str | nn.Module = "fracast",
+        horizon: int = 96,
+        *,
+        context_length: int | None = None,
+        adapter: str = "dualweaver",
+        fusion: str = "mlp",
+        objective: str = "reconstruction",
+        regularisation: float = 0.0,
+        fine_tune: bool = False,
+        max_epochs: int = 10,
+        batch_size: int = 32,
+        learning_rate: float | None = None,
+        window_stride: int | None = None,
+        validation_size: float | int = 0.2,
+        targets: Sequence[Hashable] | None = None,
+        time_column: Hashable | None = None,
+        entity_column: Hashable | None = None,
+        freq: Any = None,
+        missing: str = "interpolate",
+        missing_values: Sequence[Any] = (),
+        seed: int = 0,
+        verbose: bool = True,
+    ) -> None:
+        self.backbone = backbone
+        self.horizon = horizon
+        self.context_length = context_length
+        self.adapter = adapter
+        self.fusion = fusion
+        self.objective = objective
+        self.regularisation = regularisation
+        self.fine_tune = fine_tune
+        self.max_epochs = max_epochs
+        self.batch_size = batch_size
+        self.learning_rate = learning_rate
+        self.window_stride = window_stride
+        self.validation_size = validation_size
+        self.targets = targets
+        self.time_column = time_column
+        self.entity_column = entity_column
+        self.freq = freq
+        self.missing = missing
+        self.missing_values = missing_values
+        self.seed = seed
+        self.verbose = verbose
+
+    layout_: Layout
+    columns_: tuple[Hashable, ...]
+    targets_: tuple[Hashable, ...]
+    pipeline_: Pipeline
+
+    def fit(self, df: Any, y: None = None) -> DualWeaver:
+        """Adapt the backbone to a frame and remember its last rows.
+
+        Args:
+            df: wide (one row a time step, one numeric column a channel), long (`unique_id`, `ds`, `y`), or wide per
+                entity with `entity_column`.
+            y: unused, for scikit-learn.
+
+        Raises:
+            SettingError: an argument is out of range.
+            DataError: the frame cannot be used; the message names the column, entity or stamp.
+        """
+        settings = FitSettings.checked(self)
+        table = read_table(
+            df,
+            time_column=self.time_column,
+            entity_column=self.entity_column,
+            freq=self.freq,
+            missing=self.missing,
+            missing_values=self.missing_values,
+        )
+        targets = self._target_positions(table.columns)
+        backbone = load_backbone(self.backbone, context_length=self.context_length)
+        if settings.trains_backbone and isinstance(self.backbone, nn.Module):
+            backbone = copy.deepcopy(backbone)  # the caller's stays as it is
+        fitted = fit_pipeline(backbone, table.blocks, targets, settings)
+        self.layout_, self.columns_ = table.layout, table.columns
+        self.targets_ = tuple(table.columns[position] for position in targets)
+        self.pipeline_ = fitted.pipeline
+        self.context_length_ = fitted.pipeline.context_length
+        self.history_ = fitted.history
+        self.scores_ = fitted.scores.set_axis(pd.Index(self.targets_, name="channel", tupleize_cols=False))
+        self.tails_ = tuple(_tail(block, self.context_length_) for block in table.blocks)
+        self.n_features_in_ = len(self.columns_)
+        if self.verbose:
+            print(self._summary(), file=sys.stderr)
+        return self
+
+    def predict(
+        self,
+        df: Any = None,
+        horizon: int | None = None,
+        quantiles: Sequence[float] | None = None,
+    ) -> pd.DataFrame:
+        """Forecast the steps after a frame.
+
+        Args:
+            df: what to continue, with the columns of `fit` in any order; the fitted frame's end by default.
+            horizon: steps ahead, the fitted horizon by default.
+            quantiles: levels in (0, 1) to add; columns are named `<column>_q<level>`.
+
+        Returns:
+            A frame in the form of the fitted one, in its units, with the time stamps that follow.
+        """
+        check_is_fitted(self, "pipeline_")
+        horizon = _positive("horizon", self.horizon if horizon is None else horizon)
+        levels = check_levels(quantiles or ())
+        blocks = self.tails_ if df is None else self._read(df).blocks
+        self._announce_rolling(horizon)
+        parts = []
+        for block in blocks:
+            forecast = self._forecast_block(block, horizon, levels)
+            arrays: dict[str | float, npt.NDArray[np.float64]] = {"mean": forecast.mean[0]}
+            if forecast.quantiles is not None:
+                arrays |= {level: forecast.quantiles[0, ..., position] for position, level in enumerate(levels)}
+            parts.append((block.entity, future_index(self.layout_, block.index, horizon), arrays))
+        return write_table(self.layout_, self.targets_, parts)
+
+    def backtest(
+        self, df: Any, windows: int = 8, *, horizon: int | None = None, step: int | None = None
+    ) -> BacktestReport:
+        """Score the last `windows` origins of a frame, without fitting again, beside zero-shot and seasonal naive.
+
+        Rows that `fit` has seen flatter the scores; pass a frame whose end is new.
+
+        Args:
+            df: with the columns of `fit`; every origin needs the context before it.
+            windows: origins per entity.
+            horizon: steps ahead, the fitted horizon by default.
+            step: rows between origins, the horizon by default.
+        """
+        check_is_fitted(self, "pipeline_")
+        horizon = _positive("horizon", self.horizon if horizon is None else horizon)
+        return backtest(
+            self.pipeline_,
+            self._read(df).blocks,
+            self.targets_,
+            horizon=horizon,
+            windows=_positive("windows", windows),
+            step=_positive("step", horizon if step is None else step),
+            season=season_length(self.layout_.freq),
+        )
+
+    def plot(
+        self,
+        forecast: pd.DataFrame | None = None,
+        *,
+        level: float = 80,
+        columns: Sequence[Hashable] | None = None,
+        history: int | None = None,
+    ) -> Figure:
+        """History, forecast and band of each channel.
+
+        Args:
+            forecast: what `predict()` gave; made here if left out. Its outermost quantiles are the band.
+            level: per cent that the band covers, where the forecast is made here.
+            columns: channels to draw.
+            history: past steps to draw, twice the forecast's by default.
+        """
+        check_is_fitted(self, "pipeline_")
+        if len(self.tails_) > 1:
+            raise SettingError("plot draws one entity; predict and plot a frame of that entity with a model of its own")
+        if forecast is None:
+            tail = (1 - level / 100) / 2
+            forecast = self.predict(quantiles=[tail, 1 - tail])
+        points, band = split_forecast(self.layout_, self.targets_, forecast)
+        past = self.tails_[0]
+        rows = pd.DataFrame(past.values, index=past.index, columns=pd.Index(self.columns_, tupleize_cols=False))
+        rows = rows.iloc[-(history or 2 * len(points)) :]
+        return plot_channels(rows, {"DualWeaver": points}, bands=[band] if band else [], columns=columns)
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Write the adapter (safetensors) and its settings (JSON) to a folder, whole or not at all.
+
+        The backbone's weights are not copied unless they were fine-tuned: its name, checkpoint and fingerprint are.
+        """
+        from dualweaver.persistence import save_forecaster
+
+        check_is_fitted(self, "pipeline_")
+        save_forecaster(self, folder)
+
+    @classmethod
+    def load(cls, folder: str | os.PathLike[str], *, backbone: str | nn.Module | None = None) -> DualWeaver:
+        """A forecaster that `save` wrote.
+
+        Args:
+            folder: where it is.
+            backbone: where the backbone is now, if it moved or was a module of your own; its fingerprint is checked.
+
+        Raises:
+            CheckpointError: a file is missing, damaged or foreign, or the backbone is not the one it was fitted with.
+        """
+        from dualweaver.persistence import load_forecaster
+
+        return load_forecaster(cls, folder, backbone)
+
+    def _read(self, df: Any) -> Any:
+        return read_table(
+            df,
+            time_column=self.time_column,
+            entity_column=self.entity_column,
+            columns=self.columns_,
+            missing=self.missing,
+            missing_values=self.missing_values,
+            layout=self.layout_,
+        )
+
+    def _forecast_block(self, block: Block, horizon: int, levels: Sequence[float]) -> ArrayForecast:
+        rows, needed = len(block.index), self.pipeline_.backbone.min_context
+        if rows < needed:
+            where = "the frame" if block.entity is None else f"entity {block.entity!r}"
+            raise DataError(f"{where} has {rows} rows; the backbone needs at least {needed} to forecast what follows")
+        return self.pipeline_.forecast(block.values[None, -self.context_length_ :], horizon, levels)
+
+    def _announce_rolling(self, horizon: int) -> None:
+        native = self.pipeline_.backbone.native_horizon
+        if horizon > max(native, self.horizon):
+            warnings.warn(
+                f"horizon {horizon} is beyond the backbone's own {native} steps and the {self.horizon} it was fitted "
+                "for: forecasts are fed back as context",
+                UserWarning,
+                stacklevel=3,
+            )
+
+    def _target_positions(self, columns: tuple[Hashable, ...]) -> list[int]:
+        if self.targets is None:
+            return list(range(len(columns)))
+        wanted = [self.targets] if isinstance(self.targets, str) else list(self.targets)
+        unknown = [name for name in wanted if name not in columns]
+        if unknown or not wanted:
+            raise DataError(f"targets {unknown or wanted!r} are not among the columns {list(columns)!r}")
+        return [columns.index(name) for name in dict.fromkeys(wanted)]
+
+    def _summary(self) -> str:
+        ours, plain = self.scores_["mse"].mean(), self.scores_["zero_shot_mse"].mean()
+        back = self.scores_.index[self.scores_["forecaster"] == "zero-shot"].tolist()
+        line = f"validation MSE {ours:.4f}, zero-shot {plain:.4f} ({1 - ours / plain:+.1%})"
+        if back and self.adapter != "zero-shot":
+            line += f"; no gain, so zero-shot forecasts: {', '.join(map(str, back))}"
+        return line
+
+
+def _tail(block: Block, rows: int) -> Block:
+    """The last rows as a copy of their own, so that the rest of the frame can be freed."""
+    return Block(block.entity, block.index[-rows:], block.values[-rows:].copy(), block.observed[-rows:].copy())
+
+
+def _positive(name: str, value: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+        raise SettingError(f"{name}={value!r}: expected a whole number, 1 or more")
+    return int(value)

@@ -1,0 +1,268 @@
+"""Training any adapter around a frozen (or thawed) backbone with Lightning."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.callbacks import Callback, EarlyStopping
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from torch import Tensor
+from torchmetrics import MeanSquaredError
+
+from dualweaver.adapters import Adapter, reference_loss
+from dualweaver.backbones import Backbone
+from dualweaver.data.module import WindowDataModule
+
+__all__ = ["AdaptationModule", "BestWeights", "TrainingSettings", "seeded", "train_adapter"]
+
+
+@dataclass(frozen=True)
+class TrainingSettings:
+    """How long and how fast.
+
+    Attributes:
+        max_epochs: epochs at most.
+        learning_rate: of AdamW, decayed to zero by a cosine over `max_epochs`, epoch by epoch.
+        weight_decay, betas: of AdamW.
+        patience: epochs without a better validation error after which training stops.
+        gradient_clip: largest norm of the gradient.
+        accumulate: batches whose gradients are averaged before a step.
+        seed: governs initial weights, order and dropout.
+        verbose: show a progress bar.
+    """
+
+    max_epochs: int = 10
+    learning_rate: float = 1e-2
+    weight_decay: float = 1e-3
+    betas: tuple[float, float] = (0.9, 0.95)
+    patience: int = 3
+    gradient_clip: float = 1.0
+    accumulate: int = 1
+    seed: int = 0
+    verbose: bool = False
+
+
+class AdaptationModule(L.LightningModule):
+    """One adapter and one backbone; logs `train_loss` and `val_mse` an epoch.
+
+    Args:
+        adapter: what is trained.
+        backbone: frozen, unless the adapter trains it.
+        context_length: steps of each window that are context; the rest is the horizon.
+        windows: how many training windows there are; their reference losses are kept by position.
+    """
+
+    def __init__(
+        self,
+        adapter: Adapter,
+        backbone: Backbone,
+        settings: TrainingSettings,
+        *,
+        context_length: int,
+        windows: int,
+    ) -> None:
+        super().__init__()
+        self.adapter, self.backbone, self.settings = adapter, backbone, settings
+        self.context_length = context_length
+        targets = len(adapter.targets)
+        self.val_mse = MeanSquaredError(num_outputs=targets)
+        # depends on the window and the frozen model only: each value is computed once
+        self.register_buffer(
+            "references", torch.full((windows if adapter.needs_reference else 0, targets), torch.nan), persistent=False
+        )
+
+    references: Tensor
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        positions, window = batch
+        reference = self._reference(positions, window) if self.adapter.needs_reference else None
+        loss = self.adapter.objective(self.backbone, window, self.context_length, reference)
+        self.log("train_loss", loss, on_step=False, on_epoch=True, batch_size=len(window))
+        return loss
+
+    def _reference(self, positions: Tensor, window: Tensor) -> Tensor:
+        unknown = self.references[positions, 0].isnan()
+        if unknown.any():
+            fresh = reference_loss(self.adapter, self.backbone, window[unknown], self.context_length)
+            self.references[positions[unknown]] = fresh
+        return self.references[positions]
+
+    def validation_step(self, window: Tensor, batch_idx: int) -> None:
+        context, future = window[:, : self.context_length], window[:, self.context_length :]
+        forecast = self.adapter(self.backbone, context, future.shape[1])
+        own = future.index_select(-1, self.adapter.targets)
+        self.val_mse.update(forecast.flatten(0, 1), own.flatten(0, 1))
+
+    def on_validation_epoch_end(self) -> None:
+        self.log("val_mse", self.val_mse.compute().mean(), prog_bar=True)
+        self.val_mse.reset()
+
+    def configure_optimizers(self) -> Any:
+        settings = self.settings
+        trained = [parameter for parameter in self.parameters() if parameter.requires_grad]
+        optimizer = torch.optim.AdamW(
+            trained, lr=settings.learning_rate, betas=settings.betas, weight_decay=settings.weight_decay
+        )
+        optimizer.register_step_post_hook(lambda *_: self.adapter.project())
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=settings.max_epochs, eta_min=1e-8)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "epoch"}}
+
+
+class BestWeights(Callback):
+    """Keeps what was trained at its best validation error, and the course of training.
+
+    Attributes:
+        best: lowest `val_mse` so far.
+        best_epoch: where it was reached, from 1; 0 is before training.
+        history: one row an epoch.
+    """
+
+    def __init__(self) -> None:
+        self.best, self.best_epoch = float("inf"), 0
+        self.history: list[dict[str, float]] = []
+        self._weights: dict[str, Tensor] = {}
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        # before training nothing has been learned yet: the sanity pass scores the untrained adapter
+        epoch = 0 if trainer.sanity_checking else trainer.current_epoch + 1
+        value = float(trainer.callback_metrics["val_mse"])
+        self.history.append({"epoch": epoch, "val_mse": value})
+        if value < self.best:
+            self.best, self.best_epoch = value, epoch
+            self._weights = {name: tensor.detach().clone() for name, tensor in _trained(pl_module).items()}
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        row = self.history[-1]
+        row["train_loss"] = float(trainer.callback_metrics["train_loss"])
+        row["learning_rate"] = trainer.optimizers[0].param_groups[0]["lr"]
+
+    def restore(self, module: L.LightningModule) -> None:
+        """Put the best weights back."""
+        with torch.no_grad():
+            for name, tensor in _trained(module).items():
+                if name in self._weights:
+                    tensor.copy_(self._weights[name])
+
+
+def _trained(module: L.LightningModule) -> dict[str, Tensor]:
+    return {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
+
+
+class ProgressReport(Callback):
+    """One bar over all epochs that says what is being trained and how well it does."""
+
+    def __init__(self, label: str) -> None:
+        self.label = label
+        self.bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.percentage:>3.0f}%"),
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+        )
+        self.task: TaskID | None = None
+        self.best = float("inf")
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.bar.start()
+
+    def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
+        if self.task is None:
+            steps = int(trainer.num_training_batches) * (trainer.max_epochs or 1)
+            self.task = self.bar.add_task(self.label, total=steps)
+            self._describe(trainer)
+        self.bar.advance(self.task)
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.best = min(self.best, float(trainer.callback_metrics["val_mse"]))
+        self._describe(trainer)
+
+    def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if self.task is not None:  # stopping early leaves no bar that looks unfinished
+            self.bar.update(self.task, completed=self.bar.tasks[0].total)
+        self.bar.stop()
+
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        self.bar.stop()
+
+    def _describe(self, trainer: L.Trainer) -> None:
+        if self.task is not None:
+            epoch = f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs}"
+            self.bar.update(self.task, description=f"{self.label}: {epoch}, validation MSE {self.best:.4f}")
+
+
+def train_adapter(
+    adapter: Adapter,
+    backbone: Backbone,
+    data: WindowDataModule,
+    settings: TrainingSettings,
+    *,
+    context_length: int,
+    label: str = "adapting",
+) -> BestWeights:
+    """Train an adapter, and leave it (and a thawed backbone) at its best validation error.
+
+    The untrained adapter is scored first and counts as a candidate. Returns the course of training.
+    """
+    module = AdaptationModule(
+        adapter, backbone, settings, context_length=context_length, windows=len(data.train_windows)
+    )
+    best = BestWeights()
+    callbacks: list[Callback] = [best, EarlyStopping("val_mse", patience=settings.patience, mode="min")]
+    if settings.verbose:
+        callbacks.append(ProgressReport(label))
+    with seeded(settings.seed), _quiet():
+        trainer = L.Trainer(
+            max_epochs=settings.max_epochs,
+            accumulate_grad_batches=settings.accumulate,
+            gradient_clip_val=settings.gradient_clip,
+            callbacks=callbacks,
+            logger=False,
+            enable_checkpointing=False,
+            enable_model_summary=False,
+            enable_progress_bar=False,
+            num_sanity_val_steps=-1,
+            accelerator="auto",
+            devices=1,
+        )
+        if adapter.trains_backbone:
+            with backbone.unfrozen():
+                trainer.fit(module, datamodule=data)
+                best.restore(module)
+        else:
+            trainer.fit(module, datamodule=data)
+            best.restore(module)
+    return best
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Our own random numbers; the caller's stay where they were."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        yield
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without Lightning's hints, which speak to those who wrote the training script."""
+    loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric", "lightning")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module="lightning")
+            warnings.filterwarnings("ignore", message=".*lr_scheduler.step.*")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

@@ -1,0 +1,148 @@
+"""The method: two symmetric surrogate series per channel, and the forecast rebuilt from their difference.
+
+Source: DualWeaver, arXiv 2602.22066, section 3. A fusion module F mixes the channels of a window x. Two surrogates
+
+    s1 = a * x + F(x)        s2 = -b * x + F(x)        (a, b > 0, one value per channel)
+
+go through a frozen univariate forecaster f, and the forecast is y = (f(s1) - f(s2)) / (a + b): whatever F adds to make
+the surrogates easier to forecast is subtracted again, so no decoder is needed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from dualweaver.errors import SettingError
+
+__all__ = ["CNNFusion", "MLPFusion", "Weaver", "fusion_width", "make_fusion", "surrogate_bound"]
+
+SCALE_FLOOR = 1e-2  # a and b stay at or above this, so that a + b never comes near zero
+
+
+def fusion_width(channels: int) -> int:
+    """Hidden width of a fusion module: the next power of two above the channels, between 32 and 512."""
+    return min(max(2 ** (math.floor(math.log2(channels)) + 1), 32), 512)
+
+
+class MLPFusion(nn.Module):
+    """Point-wise in time: Linear, SiLU, dropout, Linear that starts at zero.
+
+    `[batch, time, channel]` to `[batch, time, target]`.
+    """
+
+    def __init__(self, channels: int, targets: int | None = None, *, dropout: float = 0.1) -> None:
+        super().__init__()
+        width = fusion_width(channels)
+        self.fc1 = nn.Linear(channels, width)
+        self.dropout = nn.Dropout(dropout)
+        self.fc2 = nn.Linear(width, targets or channels)
+        nn.init.zeros_(self.fc2.weight)
+        nn.init.zeros_(self.fc2.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc2(self.dropout(nn.functional.silu(self.fc1(x))))
+
+
+class CNNFusion(nn.Module):
+    """Two convolutions over five steps (replicate padding), each followed by LayerNorm, SiLU and dropout of whole time
+    steps; then a Linear that starts at zero. `[batch, time, channel]` to `[batch, time, target]`.
+
+    The convolutions see two steps ahead each: inside the context that is harmless; in a next-token loss labels near a
+    token border are seen by the input, as in the published code.
+    """
+
+    def __init__(self, channels: int, targets: int | None = None, *, dropout: float = 0.1) -> None:
+        super().__init__()
+        width = fusion_width(channels)
+        self.conv1 = nn.Conv1d(channels, width, 5, padding=2, padding_mode="replicate")
+        self.norm1 = nn.LayerNorm(width)
+        self.conv2 = nn.Conv1d(width, channels, 5, padding=2, padding_mode="replicate")
+        self.norm2 = nn.LayerNorm(channels)
+        # on [batch, time, channel] Dropout1d takes out whole time steps
+        self.dropout1 = nn.Dropout1d(dropout)
+        self.dropout2 = nn.Dropout1d(dropout)
+        self.fc = nn.Linear(channels, targets or channels)
+        nn.init.zeros_(self.fc.weight)
+        nn.init.zeros_(self.fc.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm1(self.conv1(x.transpose(1, 2)).transpose(1, 2))
+        x = self.dropout1(nn.functional.silu(x))
+        x = self.norm2(self.conv2(x.transpose(1, 2)).transpose(1, 2))
+        return self.fc(self.dropout2(nn.functional.silu(x)))
+
+
+FUSIONS: dict[str, type[MLPFusion] | type[CNNFusion]] = {"mlp": MLPFusion, "cnn": CNNFusion}
+
+
+def make_fusion(name: str, channels: int, targets: int, *, dropout: float = 0.1) -> nn.Module:
+    """A fusion module by name: "mlp" or "cnn"."""
+    if name not in FUSIONS:
+        raise SettingError(f"fusion={name!r}: expected one of {', '.join(sorted(FUSIONS))}")
+    return FUSIONS[name](channels, targets, dropout=dropout)
+
+
+class Weaver(nn.Module):
+    """Surrogates and reconstruction, with the trainable parts a, b and F.
+
+    Args:
+        fusion: maps `[batch, time, channel]` to `[batch, time, target]`.
+        targets: positions of the channels to forecast; the others feed the fusion only.
+    """
+
+    def __init__(self, fusion: nn.Module, targets: Sequence[int]) -> None:
+        super().__init__()
+        self.fusion = fusion
+        self.a = nn.Parameter(torch.ones(len(targets)))
+        self.b = nn.Parameter(torch.ones(len(targets)))
+        self.register_buffer("targets", torch.as_tensor(list(targets), dtype=torch.long), persistent=False)
+
+    targets: Tensor
+
+    def surrogates(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """`[batch, time, channel]` to two of `[batch, time, target]`.
+
+        F is evaluated once, so that both surrogates carry the same dropout mask and F cancels in training too.
+        """
+        fused = self.fusion(x)
+        own = x.index_select(-1, self.targets)
+        return self.a * own + fused, fused - self.b * own
+
+    def reconstruct(self, first: Tensor, second: Tensor) -> Tensor:
+        """The forecast from those of both surrogates, `[batch, horizon, target]` each."""
+        return (first - second) / (self.a + self.b)
+
+    def reconstruct_quantiles(self, first: Tensor, second: Tensor) -> Tensor:
+        """Quantiles of the forecast from those of both surrogates, `[batch, horizon, target, level]` each.
+
+        The second surrogate carries -x, so its quantiles pair in reverse: tau of the first with 1 - tau of the second.
+        The levels must be symmetric around one half. Sorted along the levels.
+        """
+        scale = (self.a + self.b).unsqueeze(-1)
+        return ((first - second.flip(-1)) / scale).sort(dim=-1).values
+
+    @torch.no_grad()
+    def project(self) -> None:
+        """Bring a and b back to positive values after an optimizer step (projected gradient)."""
+        self.a.clamp_(min=SCALE_FLOOR)
+        self.b.clamp_(min=SCALE_FLOOR)
+
+
+def surrogate_bound(first: Tensor, second: Tensor, scale: Tensor, kind: Literal["squared", "absolute"]) -> Tensor:
+    """Upper bound on the error of the reconstruction from the errors on both surrogates.
+
+    Squared errors: (p - q)^2 <= 2 (p^2 + q^2), so 2 (l1 + l2) / (a + b)^2. Absolute ones: (l1 + l2) / (a + b).
+
+    Args:
+        first, second: errors on the surrogates, `[..., target]`.
+        scale: a + b, `[target]`.
+        kind: what the errors are.
+    """
+    if kind == "squared":
+        return 2 * (first + second) / scale.square()
+    return (first + second) / scale
