@@ -115,9 +115,12 @@ def read_table(
         blocks.append(Block(segment.entity, segment.index, grid, observed))
     if missing == "raise":
         refuse_missing(report)
+    steps = sum(len(block.index) for block in blocks) - report.rows_inserted
+    known = sum(block.observed.sum(axis=0) for block in blocks) / steps
+    sparse = [label for label, share in zip(chosen, known, strict=True) if share < 0.5]
     for block in blocks:
         fill(block.values, block.observed, missing)
-    _announce(report, where, step, missing)
+    _announce(report, where, step, missing, sparse)
     written = Layout(
         form=roles.form,
         columns=tuple(frame.columns.tolist()),
@@ -164,7 +167,7 @@ def _read_time(frame: pd.DataFrame, roles: Roles, report: Report) -> tuple[pd.In
     return read_times(frame.index, where, report.notices).rename(frame.index.name), where
 
 
-def _announce(report: Report, where: str, freq: object, filled: str) -> None:
+def _announce(report: Report, where: str, freq: object, filled: str, sparse: list[Hashable]) -> None:
     """Put in words what was repaired and could surprise; plain missing values are only counted."""
     say = report.notices.append
     if report.sorted:
@@ -175,7 +178,6 @@ def _announce(report: Report, where: str, freq: object, filled: str) -> None:
         say(f"{report.rows_inserted} steps of {freq!r} in {where} had no row: inserted, and filled by {filled!r}")
     if report.infinite:
         say(f"infinite values in {quoted(report.infinite)}: filled like missing ones, by {filled!r}")
-    sparse = [label for label, count in report.missing.items() if count > report.rows / 2]
     if sparse:
         say(f"more than half of {quoted(sparse)} is missing: filled by {filled!r}")
     for notice in report.notices:

@@ -146,7 +146,7 @@ def _infer_alias(times: pd.DatetimeIndex, where: str) -> str:
         # Days counted in one zone and shown in another are 24 hours long, whatever the wall clock says
         steps = np.unique(np.diff(times.asi8))
         if len(steps) == 1 and len(np.unique(np.diff(clock.asi8))) > 1:
-            return str(to_offset(pd.Timedelta(steps[0], unit=times.unit)).freqstr)
+            return f"{pd.Timedelta(steps[0], unit=times.unit) // pd.Timedelta(hours=1)}h"
     exact = exact_freq(clock)
     if exact is not None:
         return exact

@@ -156,7 +156,7 @@ def _parse(values: pd.Series, where: str, notices: list[str]) -> pd.DatetimeInde
         row = int(bad.to_numpy().argmax())
         raise DataError(
             f"{where} holds {quoted([values.iloc[row]])} in row {row}, which cannot be read as a time stamp "
-            f"({bad.sum()} of {len(values)} rows): correct it, or convert with pd.to_datetime first"
+            f"({bad.sum()} of {len(values)} rows): correct it, or name the column of the time with time_column="
         )
     if len(offsets) > 1:
         notices.append(f"{where} mixes the UTC offsets {quoted(offsets)}: read as UTC")
