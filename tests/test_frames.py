@@ -179,6 +179,8 @@ def test_readings_at_any_hour_belong_to_their_day():
 
 def test_the_same_day_of_each_month_is_told_to_become_periods():
     assert "to_period('M')" in refusal(frame_on(stamps("2020-01-01", periods=20, freq="MS") + pd.Timedelta(days=14)))
+    shifted = stamps("2020-01-01", periods=20, freq="MS") + pd.to_timedelta([0, 1] * 10, "h")
+    assert "to_period('M')" in refusal(frame_on(shifted))
 
 
 @pytest.mark.parametrize(
@@ -486,6 +488,8 @@ def test_mixed_utc_offsets_are_read_as_utc_with_a_notice():
     assert table.layout.tz == "UTC"
     message = refusal(dated([str(stamp) for stamp in index[:5]] + ["2021-11-05 00:00"]))
     assert "with and without a time zone" in message
+    days = pd.date_range("2021-10-20", periods=30, freq="D", tz="Europe/Amsterdam")
+    assert "tz_convert" in refusal(dated([str(stamp) for stamp in days]))
 
 
 def test_a_bad_time_is_named_with_its_row():

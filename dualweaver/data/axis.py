@@ -80,7 +80,8 @@ def build_axis(
         grid = lay_out(stamps, freq, _at(where, entity), given)
         report.rows_inserted += grid.inserted
         report.stamps_moved += grid.moved
-        segments.append(Segment(entity, rows, grid.positions if ranks is None else grid.positions[ranks], grid.index))
+        positions = grid.positions if ranks is None else grid.positions[ranks]
+        segments.append(Segment(entity, rows, positions, grid.index.rename(times.name)))
     return freq, segments
 
 

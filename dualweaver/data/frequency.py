@@ -168,7 +168,11 @@ def exact_freq(clock: pd.DatetimeIndex) -> str | None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # whether the answer is text or an offset depends on the version of pandas
         offset = to_offset(pd.infer_freq(clock))
-    return str(offset.freqstr) if offset is not None and _portable(offset) else None
+    if offset is None or not _portable(offset):
+        return None
+    # pandas tells months by their days alone; the time of day must agree too
+    grid = pd.date_range(clock[0], clock[-1], freq=offset, unit=clock.unit)
+    return str(offset.freqstr) if np.array_equal(grid, clock) else None
 
 
 def _calendar_guesses(clock: pd.DatetimeIndex, step: pd.Timedelta) -> Iterator[str]:

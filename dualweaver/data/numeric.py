@@ -67,7 +67,9 @@ def _from_objects(column: pd.Series, missing_values: Sequence[Any]) -> tuple[np.
     except OverflowError:
         raise NotNumericError("holds whole numbers too large for a float: drop or rescale it") from None
     if numbers.dtype.kind == "c":
-        raise NotNumericError(f"holds complex numbers such as {column[known].iloc[0]}: turn it into real numbers or drop it")
+        raise NotNumericError(
+            f"holds complex numbers such as {column[known].iloc[0]}: turn it into real numbers or drop it"
+        )
     values = numbers.to_numpy(dtype=np.float64, na_value=np.nan)
     bad = clean.notna().to_numpy() & np.isnan(values)
     if bad.any():

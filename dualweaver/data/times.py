@@ -158,6 +158,11 @@ def _parse(values: pd.Series, where: str, notices: list[str]) -> pd.DatetimeInde
             f"{where} holds {quoted([values.iloc[row]])} in row {row}, which cannot be read as a time stamp "
             f"({bad.sum()} of {len(values)} rows): correct it, or name the column of the time with time_column="
         )
+    if len(offsets) > 1 and times.sort_values().diff().median() > pd.Timedelta(hours=20):
+        raise DataError(
+            f"{where} holds days with the UTC offsets {quoted(offsets)}, which do not tell its time zone: convert it with "
+            "pd.to_datetime(..., utc=True) and .dt.tz_convert first"
+        )
     if len(offsets) > 1:
         notices.append(f"{where} mixes the UTC offsets {quoted(offsets)}: read as UTC")
     return pd.DatetimeIndex(times)
@@ -167,10 +172,10 @@ def _parse_quietly(values: pd.Series, utc: bool = False) -> pd.Series:
     """Time stamps, NaT where a value is not one. ISO 8601 first: all other formats may mean day or month first."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # pandas warns where it falls back to guessing value by value
-        iso = pd.to_datetime(values, format="ISO8601", errors="coerce", utc=utc)
+        iso = _to_datetime(values, utc=utc, format="ISO8601")
         if not iso.isna().any():
             return iso
-        readings = [pd.to_datetime(values, errors="coerce", utc=utc, dayfirst=first) for first in (False, True)]
+        readings = [_to_datetime(values, utc=utc, dayfirst=first) for first in (False, True)]
     readings.sort(key=lambda reading: (reading.isna().sum(), _disorder(reading)))
     best, other = readings
     if not other.isna().any() and not best.equals(other) and _disorder(best) == _disorder(other):
@@ -179,6 +184,14 @@ def _parse_quietly(values: pd.Series, utc: bool = False) -> pd.Series:
             "with pd.to_datetime(..., dayfirst=True or False) first"
         )
     return best if best.isna().sum() <= iso.isna().sum() else iso
+
+
+def _to_datetime(values: pd.Series, **how: Any) -> pd.Series:
+    try:
+        times = pd.to_datetime(values, errors="coerce", **how)
+    except (ValueError, TypeError, OverflowError):  # some mixtures are beyond "coerce"
+        times = pd.Series(pd.NaT, index=values.index)
+    return times if times.dtype.kind == "M" else pd.Series(pd.NaT, index=values.index)
 
 
 def _disorder(times: pd.Series) -> tuple[bool, int]:
