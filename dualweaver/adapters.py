@@ -8,8 +8,8 @@ evaluation, forecasting) is the same for all of them.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -18,21 +18,9 @@ from dualweaver.backbones import Backbone, Forecast
 from dualweaver.errors import SettingError
 from dualweaver.weaver import Weaver, fusion_width, make_fusion, surrogate_bound
 
-__all__ = [
-    "ADAPTERS",
-    "AdaPTS",
-    "Adapter",
-    "DualWeaverAdapter",
-    "FineTune",
-    "ZeroShot",
-    "make_adapter",
-    "reference_loss",
-]
+__all__ = ["ADAPTERS", "AdaPTS", "Adapter", "DualWeaverAdapter", "FineTune", "ZeroShot", "make_adapter"]
 
-
-def to_series(windows: Tensor) -> Tensor:
-    """`[..., batch, time, channel]` to one series a row, `[... * batch * channel, time]`."""
-    return windows.transpose(-1, -2).reshape(-1, windows.shape[-2])
+LOSS_SEED = 2024  # of the draws of losses that sample, see `_common_draws`
 
 
 class Adapter(nn.Module, ABC):
@@ -43,11 +31,13 @@ class Adapter(nn.Module, ABC):
         targets: positions of those to forecast.
 
     Attributes:
-        needs_reference: whether `objective` compares with the untouched backbone's error on the same window.
+        native_loss: whether `objective` is made of the backbone's own loss, rather than of the forecast's error.
+        needs_reference: whether `objective` compares with the untouched backbone's error on the same windows.
         trains_backbone: whether the backbone's weights are trained as well.
     """
 
     name: ClassVar[str]
+    native_loss: bool = False
     needs_reference: bool = False
     trains_backbone: ClassVar[bool] = False
 
@@ -57,6 +47,11 @@ class Adapter(nn.Module, ABC):
         self.register_buffer("targets", torch.as_tensor(list(targets), dtype=torch.long), persistent=False)
 
     targets: Tensor
+
+    @property
+    @abstractmethod
+    def series_per_window(self) -> int:
+        """How many series the backbone forecasts for one window."""
 
     @abstractmethod
     def encode(self, x: Tensor) -> Tensor:
@@ -74,15 +69,29 @@ class Adapter(nn.Module, ABC):
         """
 
     @abstractmethod
-    def objective(self, backbone: Backbone, window: Tensor, context_length: int, reference: Tensor | None) -> Tensor:
+    def objective(
+        self, backbone: Backbone, window: Tensor, context_length: int, horizon: int, reference: Tensor | None
+    ) -> Tensor:
         """The training loss of one batch.
 
         Args:
             backbone: frozen, unless `trains_backbone`.
-            window: context and future, `[batch, time, channel]`.
+            window: the context and `future_steps` after it, `[batch, time, channel]`.
             context_length: steps of the window that are context.
-            reference: see `reference_loss`, `[batch, target]`; None unless `needs_reference`.
+            horizon: steps to forecast.
+            reference: what `reference_loss` gave for these windows; None unless `needs_reference`.
         """
+
+    def reference_loss(self, backbone: Backbone, window: Tensor, context_length: int, horizon: int) -> Tensor:
+        """The untouched backbone's error on the same windows, in the measure of `objective`: `[batch, target]`.
+
+        It depends on the window and the frozen backbone only, so that it can be computed once and kept.
+        """
+        raise NotImplementedError(f"{self.name!r} compares with no reference")
+
+    def future_steps(self, backbone: Backbone, horizon: int) -> int:
+        """Steps after the context that a training window must hold; the backbone's own loss may look further."""
+        return max(horizon, backbone.label_horizon(horizon)) if self.native_loss else horizon
 
     def forward(self, backbone: Backbone, x: Tensor, horizon: int) -> Tensor:
         """Point forecast: `[batch, time, channel]` to `[batch, horizon, target]`."""
@@ -102,25 +111,42 @@ class Adapter(nn.Module, ABC):
     def _own(self, windows: Tensor) -> Tensor:
         return windows.index_select(-1, self.targets)
 
+    def _own_series(self, windows: Tensor) -> Tensor:
+        return _to_series(self._own(windows))
 
-def labels_of(backbone: Backbone, window: Tensor, context_length: int) -> Tensor:
-    """The part of a window that the backbone's own loss compares with, `[batch, label, channel]`."""
-    return window[:, backbone.label_start(context_length) :]
+    def _per_target(self, series: Tensor) -> Tensor:
+        """One series a target back to windows: `[batch * target, ...]` to `[batch, target, ...]`."""
+        return series.view(-1, len(self.targets), *series.shape[1:])
 
 
-@torch.no_grad()
-def reference_loss(adapter: Adapter, backbone: Backbone, window: Tensor, context_length: int) -> Tensor:
-    """The untouched backbone's own loss per window and target channel, `[batch, target]`.
+def _to_series(windows: Tensor) -> Tensor:
+    """`[..., batch, time, channel]` to one series a row, `[... * batch * channel, time]`."""
+    return windows.transpose(-1, -2).reshape(-1, windows.shape[-2])
 
-    A constant of the window and the frozen model: computed once and kept.
+
+def _own_loss(
+    backbone: Backbone,
+    encode: Callable[[Tensor], Tensor],
+    window: Tensor,
+    context_length: int,
+    horizon: int,
+    generator: torch.Generator | None,
+) -> Tensor:
+    """The backbone's own loss, averaged over positions: `[series]`.
+
+    Context and labels are encoded apart, as published: a fusion module that looks around sees no future.
     """
-    own = window.index_select(-1, adapter.targets)
-    losses = backbone.loss(
-        to_series(own[:, :context_length]),
-        to_series(labels_of(backbone, own, context_length)),
-        horizon=window.shape[1] - context_length,
-    )
-    return losses.mean(dim=1).view(len(window), -1)
+    labels = window[:, backbone.label_start(context_length) : context_length + backbone.label_horizon(horizon)]
+    losses = backbone.loss(encode(window[:, :context_length]), encode(labels), horizon=horizon, generator=generator)
+    return losses.mean(dim=1)
+
+
+def _common_draws() -> torch.Generator:
+    """Randomness for losses that sample: the same for every series, window and step (sample average approximation).
+
+    The errors on x and on its surrogates are then compared under the same draws, and the error on x is a constant.
+    """
+    return torch.Generator().manual_seed(LOSS_SEED)
 
 
 class ZeroShot(Adapter):
@@ -128,16 +154,22 @@ class ZeroShot(Adapter):
 
     name = "zero-shot"
 
+    @property
+    def series_per_window(self) -> int:
+        return len(self.targets)
+
     def encode(self, x: Tensor) -> Tensor:
-        return to_series(self._own(x))
+        return self._own_series(x)
 
     def decode(self, forecasts: Tensor) -> Tensor:
-        return forecasts.view(-1, len(self.targets), forecasts.shape[1]).transpose(1, 2)
+        return self._per_target(forecasts).transpose(1, 2)
 
     def decode_quantiles(self, quantiles: Tensor) -> Tensor:
-        return quantiles.view(-1, len(self.targets), *quantiles.shape[1:]).transpose(1, 2)
+        return self._per_target(quantiles).transpose(1, 2)
 
-    def objective(self, backbone: Backbone, window: Tensor, context_length: int, reference: Tensor | None) -> Tensor:
+    def objective(
+        self, backbone: Backbone, window: Tensor, context_length: int, horizon: int, reference: Tensor | None
+    ) -> Tensor:
         raise SettingError("adapter='zero-shot' has nothing to train")
 
 
@@ -145,15 +177,13 @@ class FineTune(ZeroShot):
     """Full fine-tuning: the backbone's weights on its own loss, channel by channel."""
 
     name = "fine-tune"
+    native_loss = True
     trains_backbone = True
 
-    def objective(self, backbone: Backbone, window: Tensor, context_length: int, reference: Tensor | None) -> Tensor:
-        own = self._own(window)
-        return backbone.loss(
-            to_series(own[:, :context_length]),
-            to_series(labels_of(backbone, own, context_length)),
-            horizon=window.shape[1] - context_length,
-        ).mean()
+    def objective(
+        self, backbone: Backbone, window: Tensor, context_length: int, horizon: int, reference: Tensor | None
+    ) -> Tensor:
+        return _own_loss(backbone, self.encode, window, context_length, horizon, generator=None).mean()
 
 
 class DualWeaverAdapter(Adapter):
@@ -163,8 +193,8 @@ class DualWeaverAdapter(Adapter):
         channels, targets: as for every adapter.
         fusion: "mlp" or "cnn".
         objective: "reconstruction": squared error of the rebuilt forecast, plus `regularisation` times the excess of
-            the surrogates' error bound over the untouched backbone's error, relative to the latter. "paper": the
-            published loss, mean(l1 + l2) / 2 + mean(max(upper, l0)), on the backbone's own loss.
+            the surrogates' error bound over the untouched backbone's squared error, relative to the latter. "paper":
+            the published loss, mean(l1 + l2) / 2 + mean(max(upper, l0)), on the backbone's own loss.
         regularisation: weight of the collapse regulariser in "reconstruction".
         dropout: inside the fusion module, in training.
     """
@@ -185,68 +215,68 @@ class DualWeaverAdapter(Adapter):
         if objective not in ("reconstruction", "paper"):
             raise SettingError(f"objective={objective!r}: expected 'reconstruction' or 'paper'")
         self.weaver = Weaver(make_fusion(fusion, channels, len(targets), dropout=dropout), targets)
-        self.objective_name = objective
+        self.native_loss = objective == "paper"
         self.regularisation = regularisation
-        self.needs_reference = objective == "paper" or regularisation > 0
+        self.needs_reference = self.native_loss or regularisation > 0
+
+    @property
+    def series_per_window(self) -> int:
+        return 2 * len(self.targets)
 
     def encode(self, x: Tensor) -> Tensor:
-        return to_series(torch.stack(self.weaver.surrogates(x)))
+        return _to_series(torch.stack(self.weaver.surrogates(x)))
 
     def decode(self, forecasts: Tensor) -> Tensor:
-        return self.weaver.reconstruct(*self._split(forecasts))
+        return self.weaver.reconstruct(*self._surrogate_forecasts(forecasts))
 
     def decode_quantiles(self, quantiles: Tensor) -> Tensor:
-        return self.weaver.reconstruct_quantiles(*self._split(quantiles))
+        return self.weaver.reconstruct_quantiles(*self._surrogate_forecasts(quantiles))
 
-    def _split(self, forecasts: Tensor) -> tuple[Tensor, Tensor]:
+    def _surrogate_forecasts(self, forecasts: Tensor) -> tuple[Tensor, Tensor]:
         """`[2 * batch * target, horizon, ...]` to the two surrogates' `[batch, horizon, target, ...]`."""
-        both = forecasts.view(2, -1, len(self.targets), *forecasts.shape[1:]).transpose(2, 3)
-        return both[0], both[1]
-
-    def objective(self, backbone: Backbone, window: Tensor, context_length: int, reference: Tensor | None) -> Tensor:
-        if self.objective_name == "paper":
-            assert reference is not None
-            return self._paper(backbone, window, context_length, reference)
-        future = window[:, context_length:]
-        first, second = self._split(backbone(self.encode(window[:, :context_length]), future.shape[1]))
-        error = (self.weaver.reconstruct(first, second) - self._own(future)).square().mean()
-        if not self.regularisation:
-            return error
-        assert reference is not None
-        labels_first, labels_second = self.weaver.surrogates(future)
-        bound = self._bound(
-            (first - labels_first).square().mean(dim=1), (second - labels_second).square().mean(dim=1), "squared"
-        )
-        excess = (bound - reference).relu().mean(dim=0) / reference.mean(dim=0).clamp_min(1e-6)
-        return error + self.regularisation * excess.mean()
-
-    def _paper(self, backbone: Backbone, window: Tensor, context_length: int, reference: Tensor) -> Tensor:
-        first, second = self.surrogate_losses(
-            backbone, window[:, :context_length], labels_of(backbone, window, context_length), window.shape[1]
-        )
-        return self.paper_loss(first, second, reference, backbone)
-
-    def surrogate_losses(
-        self,
-        backbone: Backbone,
-        x: Tensor,
-        labels: Tensor,
-        window_length: int,
-        generator: torch.Generator | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """l1 and l2: the backbone's own loss on both surrogates, `[batch, target]` each."""
-        losses = backbone.loss(
-            self.encode(x), self.encode(labels), horizon=window_length - x.shape[1], generator=generator
-        )
-        first, second = losses.mean(dim=1).view(2, len(x), -1)
+        first, second = self._per_target(forecasts).transpose(1, 2).chunk(2)
         return first, second
 
-    def paper_loss(self, first: Tensor, second: Tensor, reference: Tensor, backbone: Backbone) -> Tensor:
-        """mean(l1 + l2) / 2 + mean(max(upper, l0)) (paper, section 3.3)."""
-        upper = self._bound(first, second, backbone.loss_kind)
-        return (first.mean() + second.mean()) / 2 + torch.maximum(upper, reference).mean()
+    def objective(
+        self, backbone: Backbone, window: Tensor, context_length: int, horizon: int, reference: Tensor | None
+    ) -> Tensor:
+        if self.native_loss:
+            first, second = self.surrogate_losses(backbone, window, context_length, horizon)
+            assert reference is not None
+            worst = torch.maximum(self.upper_bound(first, second, backbone.loss_kind), reference)
+            return (first + second).mean() / 2 + worst.mean()
+        future = window[:, context_length : context_length + horizon]
+        forecasts = self._surrogate_forecasts(backbone(self.encode(window[:, :context_length]), horizon))
+        error = nn.functional.mse_loss(self.weaver.reconstruct(*forecasts), self._own(future))
+        if reference is None:
+            return error
+        first, second = (
+            (forecast - truth).square().mean(dim=1)
+            for forecast, truth in zip(forecasts, self.weaver.surrogates(future), strict=True)
+        )
+        excess = (self.upper_bound(first, second, "squared") - reference).relu().mean(dim=0)
+        return error + self.regularisation * (excess / reference.mean(dim=0).clamp_min(1e-6)).mean()
 
-    def _bound(self, first: Tensor, second: Tensor, kind: Any) -> Tensor:
+    @torch.no_grad()
+    def reference_loss(self, backbone: Backbone, window: Tensor, context_length: int, horizon: int) -> Tensor:
+        if self.native_loss:
+            losses = _own_loss(backbone, self._own_series, window, context_length, horizon, _common_draws())
+        else:
+            forecast = backbone(self._own_series(window[:, :context_length]), horizon)
+            future = self._own_series(window[:, context_length : context_length + horizon])
+            losses = (forecast - future).square().mean(dim=1)
+        return self._per_target(losses)
+
+    def surrogate_losses(
+        self, backbone: Backbone, window: Tensor, context_length: int, horizon: int
+    ) -> tuple[Tensor, Tensor]:
+        """l1 and l2: the backbone's own loss on both surrogates, `[batch, target]` each."""
+        losses = _own_loss(backbone, self.encode, window, context_length, horizon, _common_draws())
+        first, second = self._per_target(losses).chunk(2)
+        return first, second
+
+    def upper_bound(self, first: Tensor, second: Tensor, kind: Literal["squared", "absolute"]) -> Tensor:
+        """Bound on the error of the reconstruction from those of the surrogates, `[batch, target]` each."""
         return surrogate_bound(first, second, self.weaver.a + self.weaver.b, kind)
 
     def project(self) -> None:
@@ -268,8 +298,12 @@ class AdaPTS(Adapter):
         self.encoder = nn.Linear(channels, self.latent)
         self.decoder = nn.Linear(self.latent, len(targets))
 
+    @property
+    def series_per_window(self) -> int:
+        return self.latent
+
     def encode(self, x: Tensor) -> Tensor:
-        return to_series(self.encoder(x))
+        return _to_series(self.encoder(x))
 
     def decode(self, forecasts: Tensor) -> Tensor:
         return self.decoder(forecasts.view(-1, self.latent, forecasts.shape[1]).transpose(1, 2))
@@ -277,13 +311,14 @@ class AdaPTS(Adapter):
     def decode_quantiles(self, quantiles: Tensor) -> None:
         return None  # a sum of latent quantiles is not a quantile of the sum
 
-    def objective(self, backbone: Backbone, window: Tensor, context_length: int, reference: Tensor | None) -> Tensor:
-        future = window[:, context_length:]
-        forecast = self(backbone, window[:, :context_length], future.shape[1])
-        return nn.functional.mse_loss(forecast, self._own(future))
+    def objective(
+        self, backbone: Backbone, window: Tensor, context_length: int, horizon: int, reference: Tensor | None
+    ) -> Tensor:
+        future = window[:, context_length : context_length + horizon]
+        return nn.functional.mse_loss(self(backbone, window[:, :context_length], horizon), self._own(future))
 
     def reconstruction_loss(self, x: Tensor) -> Tensor:
-        """Squared error of decoder(encoder(x)) against x, for the first phase."""
+        """Squared error of decoder(encoder(x)) against x, `[..., channel]`, for the first phase."""
         return nn.functional.mse_loss(self.decoder(self.encoder(x)), self._own(x))
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import lightning as L
@@ -17,7 +18,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from torch import Tensor
 from torchmetrics import MeanSquaredError
 
-from dualweaver.adapters import Adapter, reference_loss
+from dualweaver.adapters import Adapter
 from dualweaver.backbones import Backbone
 from dualweaver.data.module import WindowDataModule
 
@@ -56,7 +57,9 @@ class AdaptationModule(L.LightningModule):
     Args:
         adapter: what is trained.
         backbone: frozen, unless the adapter trains it.
-        context_length: steps of each window that are context; the rest is the horizon.
+        settings: of the optimizer.
+        context_length: steps of each window that are context.
+        horizon: steps to forecast. Training windows may hold more, see `Adapter.future_steps`.
         windows: how many training windows there are; their reference losses are kept by position.
     """
 
@@ -67,14 +70,15 @@ class AdaptationModule(L.LightningModule):
         settings: TrainingSettings,
         *,
         context_length: int,
+        horizon: int,
         windows: int,
     ) -> None:
         super().__init__()
         self.adapter, self.backbone, self.settings = adapter, backbone, settings
-        self.context_length = context_length
+        self.context_length, self.horizon = context_length, horizon
         targets = len(adapter.targets)
         self.val_mse = MeanSquaredError(num_outputs=targets)
-        # depends on the window and the frozen model only: each value is computed once
+        # constants of the windows and the frozen model: each is computed once, when training first sees its window
         self.register_buffer(
             "references", torch.full((windows if adapter.needs_reference else 0, targets), torch.nan), persistent=False
         )
@@ -84,21 +88,20 @@ class AdaptationModule(L.LightningModule):
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         positions, window = batch
         reference = self._reference(positions, window) if self.adapter.needs_reference else None
-        loss = self.adapter.objective(self.backbone, window, self.context_length, reference)
+        loss = self.adapter.objective(self.backbone, window, self.context_length, self.horizon, reference)
         self.log("train_loss", loss, on_step=False, on_epoch=True, batch_size=len(window))
         return loss
 
     def _reference(self, positions: Tensor, window: Tensor) -> Tensor:
         unknown = self.references[positions, 0].isnan()
         if unknown.any():
-            fresh = reference_loss(self.adapter, self.backbone, window[unknown], self.context_length)
+            fresh = self.adapter.reference_loss(self.backbone, window[unknown], self.context_length, self.horizon)
             self.references[positions[unknown]] = fresh
         return self.references[positions]
 
     def validation_step(self, window: Tensor, batch_idx: int) -> None:
-        context, future = window[:, : self.context_length], window[:, self.context_length :]
-        forecast = self.adapter(self.backbone, context, future.shape[1])
-        own = future.index_select(-1, self.adapter.targets)
+        forecast = self.adapter(self.backbone, window[:, : self.context_length], self.horizon)
+        own = window[:, self.context_length :].index_select(-1, self.adapter.targets)
         self.val_mse.update(forecast.flatten(0, 1), own.flatten(0, 1))
 
     def on_validation_epoch_end(self) -> None:
@@ -123,10 +126,12 @@ class BestWeights(Callback):
         best: lowest `val_mse` so far.
         best_epoch: where it was reached, from 1; 0 is before training.
         history: one row an epoch.
+        interrupted: whether the user stopped training.
     """
 
     def __init__(self) -> None:
         self.best, self.best_epoch = float("inf"), 0
+        self.interrupted = False
         self.history: list[dict[str, float]] = []
         self._weights: dict[str, Tensor] = {}
 
@@ -140,9 +145,12 @@ class BestWeights(Callback):
             self._weights = {name: tensor.detach().clone() for name, tensor in _trained(pl_module).items()}
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        row = self.history[-1]
+        row = self.history[-1]  # validation ran inside of this epoch
         row["train_loss"] = float(trainer.callback_metrics["train_loss"])
         row["learning_rate"] = trainer.optimizers[0].param_groups[0]["lr"]
+
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        self.interrupted = isinstance(exception, KeyboardInterrupt)
 
     def restore(self, module: L.LightningModule) -> None:
         """Put the best weights back."""
@@ -206,20 +214,33 @@ def train_adapter(
     settings: TrainingSettings,
     *,
     context_length: int,
+    horizon: int,
     label: str = "adapting",
 ) -> BestWeights:
     """Train an adapter, and leave it (and a thawed backbone) at its best validation error.
 
-    The untrained adapter is scored first and counts as a candidate. Returns the course of training.
+    The untrained adapter is scored first and counts as a candidate. The backbone is frozen afterwards, whatever
+    happens, and stays on its device. Ctrl-C ends training early with a notice; another error passes through, with the
+    weights where they were when it occurred.
+
+    Returns:
+        The course of training.
     """
     module = AdaptationModule(
-        adapter, backbone, settings, context_length=context_length, windows=len(data.train_windows)
+        adapter,
+        backbone,
+        settings,
+        context_length=context_length,
+        horizon=horizon,
+        windows=len(data.train_windows),
     )
     best = BestWeights()
     callbacks: list[Callback] = [best, EarlyStopping("val_mse", patience=settings.patience, mode="min")]
     if settings.verbose:
         callbacks.append(ProgressReport(label))
-    with seeded(settings.seed), _quiet():
+    thawed = backbone.unfrozen() if adapter.trains_backbone else nullcontext()
+    device = next(chain(backbone.parameters(), adapter.buffers())).device
+    with seeded(settings.seed), _quiet(), thawed:
         trainer = L.Trainer(
             max_epochs=settings.max_epochs,
             accumulate_grad_batches=settings.accumulate,
@@ -229,17 +250,19 @@ def train_adapter(
             enable_checkpointing=False,
             enable_model_summary=False,
             enable_progress_bar=False,
-            num_sanity_val_steps=-1,
+            num_sanity_val_steps=-1,  # all of validation: scores the untrained adapter
             accelerator="auto",
             devices=1,
         )
-        if adapter.trains_backbone:
-            with backbone.unfrozen():
-                trainer.fit(module, datamodule=data)
-                best.restore(module)
-        else:
+        try:
             trainer.fit(module, datamodule=data)
-            best.restore(module)
+        except SystemExit:  # what Lightning makes of Ctrl-C
+            if not best.interrupted:
+                raise
+        best.restore(module)
+        module.to(device)
+    if best.interrupted:
+        warnings.warn(f"{label}: interrupted; the best weights so far (epoch {best.best_epoch}) are kept", stacklevel=2)
     return best
 
 

@@ -42,6 +42,8 @@ class Forecast:
 class Backbone(nn.Module, ABC):
     """A frozen, differentiable, univariate forecaster.
 
+    Forecasts come in the dtype of the context, whatever that of the weights.
+
     Subclasses implement `native` (one block of `native_horizon` steps) and `from_checkpoint`; those that generate in
     another way override `forward` and `distribution`, those trained on another loss than the squared error of the
     forecast override `loss` and `label_start`.
@@ -52,7 +54,7 @@ class Backbone(nn.Module, ABC):
         min_context: the fewest past steps it accepts.
         max_context: the most it accepts (longer contexts are cut from the left), or None.
         native_horizon: steps of one block; longer horizons are rolled forward.
-        quantile_levels: levels of the last axis of `native`, or () for point backbones.
+        quantile_levels: levels of the last axis of `native`, symmetric around one half; () for point backbones.
         loss_kind: whether `loss` is a squared or an absolute error; decides the bound of the collapse regulariser.
         checkpoint, revision: where the weights came from.
     """
@@ -77,6 +79,8 @@ class Backbone(nn.Module, ABC):
         if context_length < min_context or (max_context is not None and context_length > max_context):
             limits = f"{min_context} or more" if max_context is None else f"between {min_context} and {max_context}"
             raise SettingError(f"context_length={context_length}: the backbone {self.name!r} takes {limits} steps")
+        if not np.allclose(quantile_levels, 1 - np.asarray(quantile_levels)[::-1]):
+            raise SettingError(f"quantile_levels={tuple(quantile_levels)}: expected levels symmetric around 0.5")
         self.context_length = context_length
         self.native_horizon = native_horizon
         self.min_context = min_context
@@ -121,7 +125,8 @@ class Backbone(nn.Module, ABC):
             context: `[series, time]`.
             labels: `[series, label]`: the window `context + future` from `label_start` on.
             horizon: steps of the forecast that the caller is after, for losses that depend on it.
-            generator: randomness of losses that sample.
+            generator: randomness of losses that sample, the same draws for every series, so that losses under equal
+                seeds can be compared; where None, new draws for every series and call.
         """
         del generator
         return (self(context, horizon or labels.shape[1]) - labels).square().mean(dim=1, keepdim=True)
@@ -247,21 +252,34 @@ class ModuleBackbone(Backbone):
 
     def __init__(self, module: nn.Module, *, context_length: int) -> None:
         weights = next(module.parameters(), torch.zeros(()))
-        with torch.no_grad():
-            block = module(torch.zeros(1, context_length, dtype=weights.dtype, device=weights.device))
+        try:
+            with torch.no_grad():
+                block = module(torch.zeros(1, context_length, dtype=weights.dtype, device=weights.device))
+        except RuntimeError as error:
+            raise SettingError(
+                f"{type(module).__name__} does not take an input [1, {context_length}] ({str(error).splitlines()[0]}): "
+                "pass the context_length that it was made for"
+            ) from error
         if not isinstance(block, Tensor) or block.ndim != 2 or block.shape[0] != 1:
             shape = list(block.shape) if isinstance(block, Tensor) else type(block).__name__
             raise SettingError(
                 f"{type(module).__name__} gives {shape} for an input [1, {context_length}]; expected [1, horizon]"
             )
-        super().__init__(context_length=context_length, native_horizon=block.shape[1])
+        super().__init__(  # nothing is known of other lengths: most modules fail on them with a shape error
+            context_length=context_length,
+            min_context=context_length,
+            max_context=context_length,
+            native_horizon=block.shape[1],
+        )
         self.module = module
         # a module without weights still needs a dtype and a device for what is fed to it
         self.register_buffer("_anchor", torch.zeros((), dtype=weights.dtype, device=weights.device), persistent=False)
         self.freeze()
 
+    _anchor: Tensor
+
     def native(self, context: Tensor) -> Tensor:
-        return self.module(context)
+        return self.module(context.to(self._anchor.dtype)).to(context.dtype)
 
     @classmethod
     def from_checkpoint(cls, checkpoint: str | None, **kwargs: Any) -> Backbone:

@@ -110,8 +110,8 @@ class FlowMatching(nn.Module):
         Args:
             states: `[batch, token, hidden]`.
             targets: `[batch, token, output]`.
-            noise: `[copy, batch, token, output]`; the loss is averaged over the copies.
-            times: `[copy, batch, token]`, in [0, 1].
+            noise: `[copy, batch, token, output]`; the loss is averaged over the copies. A batch of 1 is shared.
+            times: `[copy, batch, token]`, in [0, 1]; likewise.
             pred_len: steps of the output that count.
         """
         mix = times[..., None]

@@ -74,7 +74,8 @@ class FracastBackbone(Backbone):
         context = context[:, -self.context_length :]
         low = context.amin(dim=1, keepdim=True)
         span = (context.amax(dim=1, keepdim=True) - low).clamp_min(_SPAN_FLOOR)
-        quantiles = self.model((context - low) / span, self.context_length)
+        scaled = ((context - low) / span).to(next(self.model.parameters()).dtype)
+        quantiles = self.model(scaled, self.context_length).to(context.dtype)
         return quantiles * span[..., None] + low[..., None]
 
     def loss(

@@ -167,7 +167,9 @@ class SundialForPrediction(PreTrainedModel):
             context: `[batch, time]`, whole patches.
             labels: `[batch, label]`, from the end of the first patch on.
             pred_len: steps of the output that count.
-            generator: of noise and times, in this order; the global one where None.
+            generator: of noise and times, in this order, shared by all series (common random numbers): losses under
+                equal seeds can be compared whatever is in the batch. Where None, every series has draws of its own
+                from the global generator, as in the model's training.
             noise: instead of a draw, any shape that flattens to that of `[copy, batch, token, output]`.
             times: instead of a draw, likewise for `[copy, batch, token]`.
             revin: normalise both series by the context's statistics first.
@@ -182,14 +184,16 @@ class SundialForPrediction(PreTrainedModel):
             values, targets = (values - mean) / scale, (targets - mean) / scale
         states = self.model(self._patches(values))
         windows = label_windows(targets, states.shape[1], self.output_length, self.patch)
-        shape = (self.copies, *windows.shape)
+        drawn = (self.copies, len(windows) if generator is None else 1, *windows.shape[1:])
         if noise is None:
-            noise = _draw(torch.randn, shape, generator, like=values)
+            noise = _draw(torch.randn, drawn, generator, like=values)
+        else:
+            noise = noise.reshape(self.copies, *windows.shape).to(values)
         if times is None:
-            times = _draw(torch.rand, shape[:-1], generator, like=values)
-        return self.flow_loss.loss(
-            states, windows, noise.reshape(shape).to(values), times.reshape(shape[:-1]).to(values), pred_len
-        )
+            times = _draw(torch.rand, drawn[:-1], generator, like=values)
+        else:
+            times = times.reshape(self.copies, *windows.shape[:-1]).to(values)
+        return self.flow_loss.loss(states, windows, noise, times, pred_len)
 
     def _patches(self, values: Tensor) -> Tensor:
         """Values and mask of each patch: `[batch, time]` to `[batch, token, 2 * patch]`."""
@@ -325,8 +329,7 @@ class SundialBackbone(PatchBackbone):
     ) -> Tensor:
         """Flow-matching loss of the next `horizon` steps (96 where None) at every patch: `[series, token]`.
 
-        `noise` and `times` may be handed in, to compare losses of different series under the same draws; their
-        layout is that of `SundialForPrediction.token_loss`.
+        `noise` and `times` may be handed in; their layout is that of `SundialForPrediction.token_loss`.
         """
         context, labels = self._whole_patches(context, labels)
         pred_len = horizon or DEFAULT_LOSS_HORIZON

@@ -247,8 +247,8 @@ class TinyTimeMixerForPrediction(PreTrainedModel):
         mean = context.mean(dim=1, keepdim=True)
         centred = context - mean
         scale = (centred.square().mean(dim=1, keepdim=True) + 1e-5).sqrt()
-        patches = (centred / scale).unflatten(1, (-1, self.config.patch_length))
-        return self.head(self.decoder(self.backbone.encoder(patches))) * scale + mean
+        patches = (centred / scale).unflatten(1, (-1, self.config.patch_length)).to(self.dtype)
+        return self.head(self.decoder(self.backbone.encoder(patches))).to(context.dtype) * scale + mean
 
 
 class TTMBackbone(Backbone):

@@ -1,0 +1,196 @@
+"""What `fit` trains, and in which order: fine-tuning, the linear pre-fit of AdaPTS, the adapter."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from dualweaver.adapters import Adapter, AdaPTS, FineTune, ZeroShot
+from dualweaver.data.module import WindowDataModule, stride_for
+from dualweaver.data.windows import WindowDataset
+from dualweaver.pipeline import Pipeline
+from dualweaver.training import BestWeights, TrainingSettings, train_adapter
+
+if TYPE_CHECKING:
+    from dualweaver.fitting import FitSettings
+
+__all__ = ["fit_reconstruction", "make_stages", "train_stages"]
+
+TRAINING_WINDOWS = 2048  # an epoch, where window_stride is left to us
+SERIES_PER_BATCH = 2048  # series that carry gradients at once; wider batches are accumulated
+
+LEARNING_RATES = {"dualweaver": 1e-3, "adapts": 1e-3}
+FINE_TUNING_RATES = (1e-5, 1e-4, 1e-3)  # each is tried for one epoch, where the user names none
+
+# The pre-fit of AdaPTS. Each epoch sees random rows, so that its cost does not grow with the table.
+RECONSTRUCTION_EPOCHS, RECONSTRUCTION_PATIENCE = 300, 10
+RECONSTRUCTION_ROWS, RECONSTRUCTION_BATCH = 8192, 256
+RECONSTRUCTION_RATE = 1e-3
+
+COLUMNS = ["stage", "epoch", "train_loss", "val_mse", "learning_rate"]
+History = list[dict[str, Any]]
+
+
+def make_stages(adapter: Adapter, settings: FitSettings) -> list[Adapter]:
+    """What is trained in turn to end with `adapter`; nothing for zero-shot."""
+    if adapter.name == ZeroShot.name:
+        return []
+    if settings.fine_tune and adapter.name != FineTune.name:
+        return [FineTune(adapter.channels, adapter.targets.tolist()), adapter]
+    return [adapter]
+
+
+def train_stages(
+    stages: Sequence[Adapter],
+    pipeline: Pipeline,
+    train: WindowDataset,
+    validation: WindowDataset,
+    settings: FitSettings,
+) -> pd.DataFrame:
+    """Train one stage after the other; each is left at its best validation error.
+
+    Args:
+        stages: what `make_stages` gave for the pipeline's adapter.
+        pipeline: its backbone is the one that is fine-tuned, where a stage does that.
+        train: windows with the most `Adapter.future_steps` that any stage needs.
+        validation: windows of context and horizon.
+        settings: those of the fit.
+
+    Returns:
+        One row an epoch: `stage`, `epoch`, `train_loss`, `val_mse`, `learning_rate`. In "adapts: reconstruction",
+        `val_mse` is the error of the rows that encoder and decoder reproduce, not that of forecasts.
+    """
+    history: History = []
+    for adapter in stages:
+        if isinstance(adapter, AdaPTS):
+            seen = train.values[_covered(train)]
+            unseen = validation.values[_covered(validation, pipeline.context_length)]
+            course = fit_reconstruction(adapter, seen, unseen, settings.seed)
+            history += _named(f"{adapter.name}: reconstruction", course)
+        rate = settings.learning_rate if adapter is pipeline.adapter else None
+        if rate is None and isinstance(adapter, FineTune):
+            rate, trials = _choose_rate(adapter, pipeline, train, validation, settings)
+            history += trials
+            if rate is None:
+                break
+        trained = _train_stage(adapter, pipeline, train, validation, settings, rate or LEARNING_RATES[adapter.name])
+        history += _named(adapter.name, trained.history)
+        if trained.interrupted:
+            break
+    return pd.DataFrame(history, columns=COLUMNS)
+
+
+def _choose_rate(
+    adapter: FineTune, pipeline: Pipeline, train: WindowDataset, validation: WindowDataset, settings: FitSettings
+) -> tuple[float | None, History]:
+    """The learning rate with the lowest validation error after one epoch, each tried on the untouched weights.
+
+    None where the user stopped the search.
+    """
+    history: History = []
+    errors: dict[float, float] = {}
+    for rate in FINE_TUNING_RATES:
+        course = _train_stage(adapter, pipeline, train, validation, settings, rate, max_epochs=1)
+        pipeline.backbone.load_state_dict(pipeline.untouched.state_dict())
+        history += _named(f"{adapter.name}: trial of {rate:g}", course.history)
+        if course.interrupted:
+            return None, history
+        errors[rate] = course.history[-1]["val_mse"]
+    return min(errors, key=errors.__getitem__), history
+
+
+def _train_stage(
+    adapter: Adapter,
+    pipeline: Pipeline,
+    train: WindowDataset,
+    validation: WindowDataset,
+    settings: FitSettings,
+    rate: float,
+    max_epochs: int | None = None,
+) -> BestWeights:
+    at_once = max(1, SERIES_PER_BATCH // max(adapter.series_per_window, adapter.channels))
+    accumulate = math.ceil(settings.batch_size / at_once)
+    data = WindowDataModule(
+        train,
+        validation,
+        stride=settings.window_stride or stride_for(len(train), TRAINING_WINDOWS),
+        batch_size=math.ceil(settings.batch_size / accumulate),
+        validation_batch_size=at_once,
+        seed=settings.seed,
+    )
+    training = TrainingSettings(
+        max_epochs=max_epochs or settings.max_epochs,
+        learning_rate=rate,
+        accumulate=accumulate,
+        seed=settings.seed,
+        verbose=settings.verbose,
+    )
+    return train_adapter(
+        adapter,
+        pipeline.backbone,
+        data,
+        training,
+        context_length=pipeline.context_length,
+        horizon=settings.horizon,
+        label=adapter.name,
+    )
+
+
+def fit_reconstruction(adapter: AdaPTS, train: Tensor, validation: Tensor, seed: int) -> History:
+    """Fit encoder and decoder to reproduce single rows, and leave them at their best validation error.
+
+    Args:
+        adapter: what is fitted.
+        train, validation: rows `[time, channel]`.
+        seed: of the order of rows.
+
+    Returns:
+        One row an epoch.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    optimizer = torch.optim.Adam(adapter.parameters(), lr=RECONSTRUCTION_RATE)
+    history: History = []
+    best, best_epoch, weights = math.inf, 0, copy.deepcopy(adapter.state_dict())
+    for epoch in range(1, RECONSTRUCTION_EPOCHS + 1):
+        losses = []
+        for rows in torch.randperm(len(train), generator=generator)[:RECONSTRUCTION_ROWS].split(RECONSTRUCTION_BATCH):
+            loss = adapter.reconstruction_loss(train[rows])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.detach())
+        with torch.no_grad():
+            error = float(adapter.reconstruction_loss(validation))
+        history.append(
+            {
+                "epoch": epoch,
+                "train_loss": float(torch.stack(losses).mean()),
+                "val_mse": error,
+                "learning_rate": RECONSTRUCTION_RATE,
+            }
+        )
+        if error < best:
+            best, best_epoch = error, epoch
+            weights = copy.deepcopy(adapter.state_dict())  # the state dict alone would follow the training
+        elif epoch - best_epoch >= RECONSTRUCTION_PATIENCE:
+            break
+    adapter.load_state_dict(weights)
+    return history
+
+
+def _covered(windows: WindowDataset, first: int = 0) -> Tensor:
+    """Which rows of the table lie in a window, from its step `first` on: `[time]`, bool."""
+    change = torch.zeros(len(windows.values) + 1, dtype=torch.int64)
+    change.index_add_(0, windows.starts + first, torch.ones_like(windows.starts))
+    change.index_add_(0, windows.starts + windows.length, -torch.ones_like(windows.starts))
+    return change.cumsum(0)[:-1] > 0
+
+
+def _named(stage: str, rows: History) -> History:
+    return [{"stage": stage, **row} for row in rows]
