@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-import warnings
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,24 +14,23 @@ import torch
 from sklearn.preprocessing import StandardScaler
 
 from dualweaver.adapters import ADAPTERS, Adapter, FineTune, ZeroShot, make_adapter
-from dualweaver.backbones import Backbone
+from dualweaver.backbones import Backbone, Forecast
 from dualweaver.calibration import Calibration
 from dualweaver.data.frames import Block
-from dualweaver.data.module import WindowDataModule, stride_for
+from dualweaver.data.module import stride_for
 from dualweaver.data.windows import WindowDataset, window_starts
 from dualweaver.errors import DataError, SettingError
-from dualweaver.pipeline import Pipeline, forecast_windows
-from dualweaver.training import TrainingSettings, seeded, train_adapter
+from dualweaver.notices import notify
+from dualweaver.pipeline import Pipeline, forecast_windows, replace_targets
+from dualweaver.stages import make_stages, train_stages
+from dualweaver.training import seeded
 from dualweaver.weaver import FUSIONS
 
 __all__ = ["FitSettings", "Fitted", "fit_pipeline"]
 
-TRAINING_WINDOWS = 2048  # an epoch, where window_stride is left to us
 VALIDATION_VALUES = 2**22  # forecast values kept in memory at most when validation is scored
 VALIDATION_WINDOWS = 512
-SERIES_PER_BATCH = 2048  # series that carry gradients at once; wider batches are accumulated
-
-LEARNING_RATES = {"dualweaver": 1e-3, "adapts": 1e-3, "fine-tune": 1e-4}
+VALUES_AT_ONCE = 2**20  # cells that are scaled in one go: a copy of the whole table would double the memory
 
 
 @dataclass(frozen=True)
@@ -40,6 +38,7 @@ class FitSettings:
     """The arguments of `DualWeaver` that fitting needs, checked."""
 
     horizon: int
+    context_length: int | None
     adapter: str
     fusion: str
     objective: str
@@ -57,9 +56,9 @@ class FitSettings:
     def checked(cls, source: Any) -> FitSettings:
         """Read the arguments off an estimator; raise a SettingError that names the first wrong one."""
         settings = cls(**{name: getattr(source, name) for name in cls.__dataclass_fields__})
-        for name in ("horizon", "max_epochs", "batch_size", "window_stride"):
+        for name in ("horizon", "context_length", "max_epochs", "batch_size", "window_stride"):
             value = getattr(settings, name)
-            if name == "window_stride" and value is None:
+            if name in ("context_length", "window_stride") and value is None:
                 continue
             if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
                 raise SettingError(f"{name}={value!r}: expected a whole number, 1 or more")
@@ -108,137 +107,148 @@ def fit_pipeline(backbone: Backbone, blocks: Sequence[Block], targets: Sequence[
         blocks: one an entity, `[time, channel]` each.
         targets: positions of the channels to forecast.
     """
-    borders = [_validation_start(block, settings) for block in blocks]
-    context = _context_for(backbone, blocks, borders, settings)
+    borders = [_validation_start(len(block.index), settings) for block in blocks]
     channels = blocks[0].values.shape[1]
-    scaler = StandardScaler().fit(np.concatenate([block.values[:b] for block, b in zip(blocks, borders, strict=True)]))
-    train = _windows(
-        [block.values[:border] for block, border in zip(blocks, borders, strict=True)],
-        scaler,
-        context,
-        settings.horizon,
-    )
-    tails = [block.values[max(0, border - context) :] for block, border in zip(blocks, borders, strict=True)]
-    wanted = min(VALIDATION_WINDOWS, max(1, VALIDATION_VALUES // (settings.horizon * len(targets))))
-    validation = _windows(tails, scaler, context, settings.horizon, wanted)
     adapter = settings.make_adapter(channels, targets)
-    pipeline = Pipeline(backbone, adapter, scaler, context, np.zeros(len(targets), dtype=bool), seed=settings.seed)
+    stages = make_stages(adapter, settings)
+    future = max((stage.future_steps(backbone, settings.horizon) for stage in stages), default=0)
+    context = _context_for(backbone, [len(block.index) for block in blocks], borders, future, settings)
+    scaler = _fit_scaler([block.values[:border] for block, border in zip(blocks, borders, strict=True)])
+    train, validation = _datasets(blocks, borders, scaler, context, future, settings, len(targets))
+    # a backbone that is trained is a copy: the caller's, and what zero-shot means, stay as they are
+    inner = copy.deepcopy(backbone) if settings.trains_backbone else backbone
+    nowhere = np.zeros(len(targets), dtype=bool)
+    pipeline = Pipeline(inner, adapter, scaler, context, backbone, nowhere, seed=settings.seed)
+
     untouched, truth = forecast_windows(pipeline.zero_shot().adapter, backbone, validation, context, seed=settings.seed)
-    baseline = _channel_error(untouched.mean, truth)
-    history = _train(pipeline, train, validation, settings) if settings.adapter != ZeroShot.name else _NO_HISTORY
-    forecast, _ = forecast_windows(adapter, backbone, validation, context, seed=settings.seed)
-    error = _channel_error(forecast.mean, truth)
-    if not settings.trains_backbone:  # a fine-tuned backbone is no longer the one that zero-shot means
-        pipeline.fallback = ~(error < baseline) if settings.adapter != ZeroShot.name else pipeline.fallback
-        for row in np.flatnonzero(pipeline.fallback):
-            forecast.mean[..., row] = untouched.mean[..., row]
-            if forecast.quantiles is not None and untouched.quantiles is not None:
-                forecast.quantiles[:, :, row] = untouched.quantiles[:, :, row]
-        error = np.where(pipeline.fallback, baseline, error)
-    quantiles = None if forecast.quantiles is None else forecast.quantiles.double().numpy()
-    pipeline.calibration = Calibration.fit(
-        truth.double().numpy(), forecast.mean.double().numpy(), quantiles, forecast.levels
-    )
+    error = baseline = _channel_error(untouched.mean, truth)
+    forecast = untouched
+    pipeline.untouched_calibration = pipeline.calibration = _calibrate(untouched, truth)
+    history = train_stages(stages, pipeline, train, validation, settings)
+    if stages:
+        adapted, _ = forecast_windows(adapter, inner, validation, context, seed=settings.seed)
+        adapted_error = _channel_error(adapted.mean, truth)
+        pipeline.fallback = ~(adapted_error < baseline)
+        error = np.where(pipeline.fallback, baseline, adapted_error)
+        forecast = _mixed(adapted, untouched, np.flatnonzero(pipeline.fallback))
+        pipeline.calibration = _calibrate(forecast, truth)
     return Fitted(pipeline, history, _scores(error, baseline, pipeline.fallback, settings.adapter))
 
 
-_NO_HISTORY = pd.DataFrame(columns=["stage", "epoch", "val_mse", "train_loss", "learning_rate"])
+def _mixed(adapted: Forecast, untouched: Forecast, rows: npt.NDArray[np.int64]) -> Forecast:
+    """What `Pipeline.forecast_scaled` gives, from forecasts that are there already."""
+    if len(rows) == adapted.mean.shape[-1]:
+        return untouched
+    quantiles = None if untouched.quantiles is None else untouched.quantiles[:, :, rows]
+    return replace_targets(adapted, Forecast(untouched.mean[..., rows], quantiles, untouched.levels), rows)
 
 
-def _train(pipeline: Pipeline, train: WindowDataset, validation: WindowDataset, settings: FitSettings) -> pd.DataFrame:
-    """The stages of training in turn; weights are left at their best validation error."""
-    stages: list[tuple[str, Adapter]] = [(settings.adapter, pipeline.adapter)]
-    if settings.fine_tune and settings.adapter != FineTune.name:
-        stages.insert(0, (FineTune.name, FineTune(pipeline.adapter.channels, pipeline.targets.tolist())))
-    stride = settings.window_stride or stride_for(len(train), TRAINING_WINDOWS)
-    rows = []
-    for name, adapter in stages:
-        accumulate, batch = _micro_batches(settings.batch_size, adapter.channels)
-        data = WindowDataModule(
-            train,
-            validation,
-            stride=stride,
-            batch_size=batch,
-            validation_batch_size=max(1, SERIES_PER_BATCH // (2 * adapter.channels)),
-            seed=settings.seed,
+def _calibrate(forecast: Forecast, truth: torch.Tensor) -> Calibration:
+    quantiles = None if forecast.quantiles is None else forecast.quantiles.double().numpy()
+    return Calibration.fit(truth.double().numpy(), forecast.mean.double().numpy(), quantiles, forecast.levels)
+
+
+def _validation_start(rows: int, settings: FitSettings) -> int:
+    """First validation row; 0 where an entity is too short to train on."""
+    size = settings.validation_size
+    return max(0, rows - max(settings.horizon, int(rows * size) if isinstance(size, float) else size))
+
+
+def _rows_needed(training_rows: int, settings: FitSettings) -> int:
+    """The fewest rows of an entity that leave so many before its validation rows."""
+    rows = training_rows + settings.horizon
+    while _validation_start(rows, settings) < training_rows:
+        rows += training_rows - _validation_start(rows, settings)
+    return rows
+
+
+def _context_for(
+    backbone: Backbone, rows: Sequence[int], borders: Sequence[int], future: int, settings: FitSettings
+) -> int:
+    """The context asked for, shortened where the longest training part has no room for it and `future` steps."""
+    wanted = settings.context_length or backbone.context_length
+    if not backbone.min_context <= wanted <= backbone.context_length:  # a backbone object, made for another context
+        raise SettingError(
+            f"context_length={wanted}: the {backbone.name!r} backbone handed in takes {backbone.min_context} to "
+            f"{backbone.context_length} steps"
         )
-        training = TrainingSettings(
-            max_epochs=settings.max_epochs,
-            learning_rate=_learning_rate(settings, name),
-            accumulate=accumulate,
-            seed=settings.seed,
-            verbose=settings.verbose,
-        )
-        course = train_adapter(
-            adapter, pipeline.backbone, data, training, context_length=pipeline.context_length, label=name
-        )
-        rows += [{"stage": name, **row} for row in course.history]
-    return pd.DataFrame(rows)
-
-
-def _learning_rate(settings: FitSettings, stage: str) -> float:
-    """The user's rate is that of the adapter asked for; a fine-tuning before it keeps its own."""
-    if settings.learning_rate is not None and stage == settings.adapter:
-        return settings.learning_rate
-    return LEARNING_RATES[stage]
-
-
-def _micro_batches(batch_size: int, channels: int) -> tuple[int, int]:
-    """How many batches to accumulate, and their size, so that memory does not grow with the channels."""
-    accumulate = math.ceil(batch_size * 2 * channels / SERIES_PER_BATCH)
-    accumulate = min(accumulate, batch_size)
-    return accumulate, math.ceil(batch_size / accumulate)
-
-
-def _validation_start(block: Block, settings: FitSettings) -> int:
-    rows, size = len(block.index), settings.validation_size
-    return rows - max(settings.horizon, int(rows * size) if isinstance(size, float) else size)
-
-
-def _context_for(backbone: Backbone, blocks: Sequence[Block], borders: Sequence[int], settings: FitSettings) -> int:
-    """The backbone's context, shortened where the longest training part has no room for it."""
-    training = settings.adapter != ZeroShot.name
-    future = settings.horizon if training else 0
     room = max(borders) - future
-    if room >= backbone.context_length:
-        return backbone.context_length
+    if room >= wanted:
+        return wanted
     # half of what is left becomes windows, so that training sees more than a single one
-    shortened = max(backbone.min_context, room // 2 if training else room)
-    if shortened + future > max(borders):
-        rows = max(len(block.index) for block in blocks)
-        needed = rows - max(borders) + backbone.min_context + future
+    shortened = max(backbone.min_context, room // 2 if future else room)
+    if shortened > room:
+        ahead = f"a horizon of {settings.horizon}"
+        if future > settings.horizon:
+            ahead = f"the {future} steps ahead that the backbone's own loss looks at"
         raise DataError(
-            f"{rows} rows are too few: {needed} are needed for a context of {backbone.min_context} steps (the least "
-            f"that the backbone {backbone.name!r} takes), a horizon of {settings.horizon} and "
-            f"{rows - max(borders)} validation rows"
+            f"{max(rows)} rows are too few: at least {_rows_needed(backbone.min_context + future, settings)} are "
+            f"needed for a context of {backbone.min_context} steps (the least that the backbone {backbone.name!r} "
+            f"takes), {ahead} and validation_size={settings.validation_size}"
         )
-    warnings.warn(
-        f"the frame has room for a context of {shortened} steps only, instead of {backbone.context_length}",
-        UserWarning,
-        stacklevel=4,
-    )
+    notify(f"the frame has room for a context of {shortened} steps only, instead of {wanted}")
     return shortened
 
 
-def _windows(
-    segments: Sequence[npt.NDArray[np.float64]], scaler: StandardScaler, context: int, horizon: int, wanted: int = 0
-) -> WindowDataset:
-    """Windows over scaled segments; about `wanted` of them if given, all otherwise."""
-    length = context + horizon
-    lengths = [len(segment) for segment in segments]
-    total = len(window_starts(lengths, length))
-    if total == 0:
-        raise DataError(
-            f"no entity has {length} consecutive rows for a context of {context} and a horizon of {horizon}"
-        )
-    values = np.empty((sum(lengths), segments[0].shape[1]), dtype=np.float32)
-    first = 0
-    for segment in segments:  # one segment at a time: the float64 intermediate stays small
-        values[first : first + len(segment)] = scaler.transform(segment)
-        first += len(segment)
-    return WindowDataset(
-        torch.from_numpy(values), window_starts(lengths, length, stride_for(total, wanted) if wanted else 1), length
-    )
+def _fit_scaler(parts: Sequence[npt.NDArray[np.float64]]) -> StandardScaler:
+    """Mean and deviation of every channel over the training rows.
+
+    A channel that never moves is scaled by its size instead, so that its later moves are of a harmless size too.
+    """
+    scaler = StandardScaler()
+    for part in parts:
+        for rows in _pieces(len(part), part.shape[1]):
+            scaler.partial_fit(part[rows])
+    still = ~np.isclose(scaler.scale_**2, scaler.var_, rtol=1e-3, atol=0)  # where scikit-learn took 1 for it
+    scaler.scale_[still & (scaler.mean_ != 0)] = np.abs(scaler.mean_[still & (scaler.mean_ != 0)])
+    return scaler
+
+
+def _pieces(rows: int, channels: int) -> list[slice]:
+    at_once = max(1, VALUES_AT_ONCE // channels)
+    return [slice(first, min(first + at_once, rows)) for first in range(0, rows, at_once)]
+
+
+def _datasets(
+    blocks: Sequence[Block],
+    borders: Sequence[int],
+    scaler: StandardScaler,
+    context: int,
+    future: int,
+    settings: FitSettings,
+    targets: int,
+) -> tuple[WindowDataset, WindowDataset]:
+    """Training and validation windows, both views of one float32 table `[time, channel]` of all entities.
+
+    Training windows hold `future` steps after the context (0: nothing is trained), validation windows a horizon.
+    Validation windows forecast validation rows only; at most about `VALIDATION_WINDOWS` of them are kept.
+    """
+    values = torch.empty(sum(len(block.index) for block in blocks), blocks[0].values.shape[1])
+    heads, tails, first = [], [], 0
+    for block, border in zip(blocks, borders, strict=True):
+        rows = len(block.index)
+        for piece in _pieces(rows, values.shape[1]):
+            scaled = torch.from_numpy(scaler.transform(block.values[piece]))
+            values[first + piece.start : first + piece.stop] = scaled
+        heads.append(range(first, first + border))
+        tails.append(range(first + max(0, border - context), first + rows))
+        first += rows
+    length = context + settings.horizon
+    wanted = min(VALIDATION_WINDOWS, max(1, VALIDATION_VALUES // (settings.horizon * targets)))
+    stride = stride_for(len(_starts(tails, length)), wanted)
+    validation = WindowDataset(values, _starts(tails, length, stride), length)
+    train = WindowDataset(values, _starts(heads, context + future) if future else [], context + future)
+    for windows, needed in ((train, future), (validation, settings.horizon)):
+        if needed and len(windows) == 0:
+            raise DataError(
+                f"no entity has {windows.length} consecutive rows for a context of {context} and {needed} steps ahead"
+            )
+    return train, validation
+
+
+def _starts(segments: Sequence[range], length: int, stride: int = 1) -> npt.NDArray[np.int64]:
+    """First rows of the windows inside each segment of a table, see `window_starts`."""
+    return np.concatenate([rows.start + window_starts([len(rows)], length, stride) for rows in segments])
 
 
 def _channel_error(forecast: torch.Tensor, truth: torch.Tensor) -> npt.NDArray[np.float64]:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import os
 import sys
-import warnings
 from collections.abc import Hashable, Sequence
 from typing import Any
 
@@ -18,15 +16,18 @@ from sklearn.utils.validation import check_is_fitted
 from torch import nn
 
 from dualweaver.backbones import load_backbone
-from dualweaver.calibration import check_levels
-from dualweaver.data.frames import Block, Layout, future_index, read_table, write_table
+from dualweaver.calibration import check_levels, check_percentages, edges_of
+from dualweaver.data.frames import Block, Layout, Table, future_index, read_table, write_table
 from dualweaver.errors import DataError, SettingError
 from dualweaver.evaluation import BacktestReport, backtest, season_length
 from dualweaver.fitting import FitSettings, fit_pipeline
+from dualweaver.notices import notify
 from dualweaver.pipeline import ArrayForecast, Pipeline
 from dualweaver.plotting import plot_channels, split_forecast
 
 __all__ = ["DualWeaver"]
+
+LARGEST = 1e100  # variances of larger numbers leave the range of a float
 
 
 class DualWeaver(BaseEstimator):
@@ -141,10 +142,14 @@ class DualWeaver(BaseEstimator):
             missing=self.missing,
             missing_values=self.missing_values,
         )
+        _check_magnitudes(table)
         targets = self._target_positions(table.columns)
         backbone = load_backbone(self.backbone, context_length=self.context_length)
-        if settings.trains_backbone and isinstance(self.backbone, nn.Module):
-            backbone = copy.deepcopy(backbone)  # the caller's stays as it is
+        if settings.horizon > backbone.native_horizon:
+            notify(
+                f"horizon {settings.horizon} is beyond the backbone's native horizon of {backbone.native_horizon} "
+                "steps: forecasts are rolled forward, fed back as context"
+            )
         fitted = fit_pipeline(backbone, table.blocks, targets, settings)
         self.layout_, self.columns_ = table.layout, table.columns
         self.targets_ = tuple(table.columns[position] for position in targets)
@@ -152,7 +157,8 @@ class DualWeaver(BaseEstimator):
         self.context_length_ = fitted.pipeline.context_length
         self.history_ = fitted.history
         self.scores_ = fitted.scores.set_axis(pd.Index(self.targets_, name="channel", tupleize_cols=False))
-        self.tails_ = tuple(_tail(block, self.context_length_) for block in table.blocks)
+        kept = max(self.context_length_, 2 * settings.horizon)  # what a forecast sees, and what a plot shows
+        self.tails_ = tuple(_tail(block, kept) for block in table.blocks)
         self.n_features_in_ = len(self.columns_)
         if self.verbose:
             print(self._summary(), file=sys.stderr)
@@ -163,6 +169,7 @@ class DualWeaver(BaseEstimator):
         df: Any = None,
         horizon: int | None = None,
         quantiles: Sequence[float] | None = None,
+        level: Sequence[float] | None = None,
     ) -> pd.DataFrame:
         """Forecast the steps after a frame.
 
@@ -170,21 +177,24 @@ class DualWeaver(BaseEstimator):
             df: what to continue, with the columns of `fit` in any order; the fitted frame's end by default.
             horizon: steps ahead, the fitted horizon by default.
             quantiles: levels in (0, 1) to add; columns are named `<column>_q<level>`.
+            level: widths of central intervals in per cent, such as [80, 95]; columns are named `<column>-lo-80` and
+                `<column>-hi-80`, as in the Nixtla libraries.
 
         Returns:
-            A frame in the form of the fitted one, in its units, with the time stamps that follow.
+            A frame in the form of the fitted one, in its units, with the time stamps that follow. In the long form the
+            forecast's column is called `DualWeaver`.
         """
         check_is_fitted(self, "pipeline_")
         horizon = _positive("horizon", self.horizon if horizon is None else horizon)
-        levels = check_levels(quantiles or ())
+        keys = _quantile_columns(quantiles, level)
+        levels = tuple(sorted(set(keys.values())))
         blocks = self.tails_ if df is None else self._read(df).blocks
-        self._announce_rolling(horizon)
+        forecasts = self._forecast_blocks(blocks, horizon, levels)
         parts = []
-        for block in blocks:
-            forecast = self._forecast_block(block, horizon, levels)
+        for block, forecast in zip(blocks, forecasts, strict=True):
             arrays: dict[str | float, npt.NDArray[np.float64]] = {"mean": forecast.mean[0]}
             if forecast.quantiles is not None:
-                arrays |= {level: forecast.quantiles[0, ..., position] for position, level in enumerate(levels)}
+                arrays |= {key: forecast.quantiles[0, ..., levels.index(at)] for key, at in keys.items()}
             parts.append((block.entity, future_index(self.layout_, block.index, horizon), arrays))
         return write_table(self.layout_, self.targets_, parts)
 
@@ -217,6 +227,8 @@ class DualWeaver(BaseEstimator):
         self,
         forecast: pd.DataFrame | None = None,
         *,
+        df: Any = None,
+        entity: Hashable | None = None,
         level: float = 80,
         columns: Sequence[Hashable] | None = None,
         history: int | None = None,
@@ -224,21 +236,22 @@ class DualWeaver(BaseEstimator):
         """History, forecast and band of each channel.
 
         Args:
-            forecast: what `predict()` gave; made here if left out. Its outermost quantiles are the band.
+            forecast: what `predict` gave; made here if left out. Its outermost quantiles are the band.
+            df: the frame that the forecast continues, that of `fit` by default.
+            entity: which one to draw, where there are several.
             level: per cent that the band covers, where the forecast is made here.
             columns: channels to draw.
             history: past steps to draw, twice the forecast's by default.
         """
         check_is_fitted(self, "pipeline_")
-        if len(self.tails_) > 1:
-            raise SettingError("plot draws one entity; predict and plot a frame of that entity with a model of its own")
+        past = self._entity(self.tails_ if df is None else self._read(df).blocks, entity)
         if forecast is None:
-            tail = (1 - level / 100) / 2
-            forecast = self.predict(quantiles=[tail, 1 - tail])
+            forecast = self.predict(df, level=[level])
+        if past.entity is not None:
+            forecast = forecast[forecast[self.layout_.entity_column] == past.entity]
         points, band = split_forecast(self.layout_, self.targets_, forecast)
-        past = self.tails_[0]
         rows = pd.DataFrame(past.values, index=past.index, columns=pd.Index(self.columns_, tupleize_cols=False))
-        rows = rows.iloc[-(history or 2 * len(points)) :]
+        rows = rows.iloc[-(2 * len(points) if history is None else _positive("history", history)) :]
         return plot_channels(rows, {"DualWeaver": points}, bands=[band] if band else [], columns=columns)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
@@ -266,7 +279,7 @@ class DualWeaver(BaseEstimator):
 
         return load_forecaster(cls, folder, backbone)
 
-    def _read(self, df: Any) -> Any:
+    def _read(self, df: Any) -> Table:
         return read_table(
             df,
             time_column=self.time_column,
@@ -277,22 +290,46 @@ class DualWeaver(BaseEstimator):
             layout=self.layout_,
         )
 
-    def _forecast_block(self, block: Block, horizon: int, levels: Sequence[float]) -> ArrayForecast:
-        rows, needed = len(block.index), self.pipeline_.backbone.min_context
-        if rows < needed:
-            where = "the frame" if block.entity is None else f"entity {block.entity!r}"
-            raise DataError(f"{where} has {rows} rows; the backbone needs at least {needed} to forecast what follows")
-        return self.pipeline_.forecast(block.values[None, -self.context_length_ :], horizon, levels)
+    def _entity(self, blocks: Sequence[Block], entity: Hashable | None) -> Block:
+        if entity is None and len(blocks) == 1:
+            return blocks[0]
+        known = [block.entity for block in blocks]
+        if entity not in known:
+            raise SettingError(f"entity={entity!r}: pass the one to draw, among {', '.join(map(repr, known[:8]))}")
+        return blocks[known.index(entity)]
 
-    def _announce_rolling(self, horizon: int) -> None:
-        native = self.pipeline_.backbone.native_horizon
-        if horizon > max(native, self.horizon):
-            warnings.warn(
-                f"horizon {horizon} is beyond the backbone's own {native} steps and the {self.horizon} it was fitted "
-                "for: forecasts are fed back as context",
-                UserWarning,
-                stacklevel=3,
+    def _forecast_blocks(self, blocks: Sequence[Block], horizon: int, levels: Sequence[float]) -> list[ArrayForecast]:
+        """One forecast `[1, horizon, target]` a block, after all of them were checked."""
+        needed, native = self.pipeline_.backbone.min_context, self.pipeline_.backbone.native_horizon
+        for block in blocks:
+            if len(block.index) < needed:
+                raise DataError(
+                    f"{_named(block)} has {len(block.index)} rows: the backbone needs at least {needed} to forecast "
+                    "what follows"
+                )
+        shortest = min(blocks, key=lambda block: len(block.index))
+        if len(shortest.index) < self.context_length_:
+            notify(
+                f"{_named(shortest)} has {len(shortest.index)} rows: its forecast sees these only, instead of "
+                f"{self.context_length_}"
             )
+        if horizon > max(native, self.horizon):
+            notify(
+                f"horizon {horizon} is beyond the backbone's native horizon of {native} steps and the {self.horizon} "
+                "it was fitted for: forecasts are rolled forward, fed back as context"
+            )
+        forecasts = []
+        for block in blocks:
+            forecast = self.pipeline_.forecast(block.values[None, -self.context_length_ :], horizon, levels)
+            broken = np.unique(np.argwhere(~np.isfinite(forecast.mean))[:, 2])
+            if len(broken):
+                names = [self.targets_[position] for position in broken]
+                raise DataError(
+                    f"the forecast of {', '.join(map(repr, names[:8]))} in {_named(block)} is not finite: its values "
+                    "are too far from those that the model was fitted on, or the backbone is broken"
+                )
+            forecasts.append(forecast)
+        return forecasts
 
     def _target_positions(self, columns: tuple[Hashable, ...]) -> list[int]:
         if self.targets is None:
@@ -306,15 +343,42 @@ class DualWeaver(BaseEstimator):
     def _summary(self) -> str:
         ours, plain = self.scores_["mse"].mean(), self.scores_["zero_shot_mse"].mean()
         back = self.scores_.index[self.scores_["forecaster"] == "zero-shot"].tolist()
-        line = f"validation MSE {ours:.4f}, zero-shot {plain:.4f} ({1 - ours / plain:+.1%})"
+        gain = f" ({1 - ours / plain:+.1%})" if plain > 0 else ""
+        line = f"validation MSE {ours:.4f}, zero-shot {plain:.4f}{gain}"
         if back and self.adapter != "zero-shot":
-            line += f"; no gain, so zero-shot forecasts: {', '.join(map(str, back))}"
+            more = f" and {len(back) - 8} more" if len(back) > 8 else ""
+            line += f"; no gain, so zero-shot forecasts: {', '.join(map(str, back[:8]))}{more}"
         return line
 
 
 def _tail(block: Block, rows: int) -> Block:
     """The last rows as a copy of their own, so that the rest of the frame can be freed."""
-    return Block(block.entity, block.index[-rows:], block.values[-rows:].copy(), block.observed[-rows:].copy())
+    rows = max(rows, 9)  # future time stamps are told from several
+    index = block.index[-rows:].copy(deep=True)
+    return Block(block.entity, index, block.values[-rows:].copy(), block.observed[-rows:].copy())
+
+
+def _named(block: Block) -> str:
+    return "the frame" if block.entity is None else f"entity {block.entity!r}"
+
+
+def _check_magnitudes(table: Table) -> None:
+    """Refuse numbers whose squares leave the range of a float."""
+    for block in table.blocks:
+        largest = np.maximum(block.values.max(axis=0), -block.values.min(axis=0))
+        for name, size in zip(table.columns, largest, strict=True):
+            if size > LARGEST:
+                raise DataError(
+                    f"column {name!r} holds numbers as large as {size:.3g}: rescale it to below {LARGEST:g}"
+                )
+
+
+def _quantile_columns(quantiles: Sequence[float] | None, level: Sequence[float] | None) -> dict[str | float, float]:
+    """What to append to a column's name, and the quantile that it holds; intervals from the outside in and out."""
+    columns: dict[str | float, float] = {at: at for at in check_levels(() if quantiles is None else quantiles)}
+    widths = check_percentages(() if level is None else level)
+    columns |= {f"-lo-{width:g}": edges_of(width)[0] for width in reversed(widths)}
+    return columns | {f"-hi-{width:g}": edges_of(width)[1] for width in widths}
 
 
 def _positive(name: str, value: int) -> int:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +12,17 @@ import numpy as np
 import pandas as pd
 import torch
 from sklearn.preprocessing import StandardScaler
-from torch import nn
+from torch import Tensor, nn
 
 from dualweaver._version import __version__
 from dualweaver.backbones import Backbone, load_backbone
-from dualweaver.calibration import Calibration
+from dualweaver.calibration import LEVELS, Calibration
 from dualweaver.data.frames import Block, Layout
-from dualweaver.errors import CheckpointError
+from dualweaver.errors import CheckpointError, SettingError
 from dualweaver.fitting import FitSettings
+from dualweaver.labels import from_json, index_from_ticks, index_kind, table_to_json, ticks_of, to_json
 from dualweaver.pipeline import Pipeline
-from dualweaver.storage import read_folder, write_folder
+from dualweaver.storage import ADAPTER, BACKBONE, CONFIG, read_folder, write_folder
 
 __all__ = ["load_forecaster", "save_forecaster"]
 
@@ -28,166 +31,225 @@ def save_forecaster(forecaster: Any, folder: str | os.PathLike[str]) -> None:
     """Write everything that a forecast needs, except the weights of a frozen backbone."""
     pipeline: Pipeline = forecaster.pipeline_
     settings = forecaster.get_params(deep=False)
-    own_module = isinstance(settings["backbone"], nn.Module)
-    settings["backbone"] = pipeline.backbone.spec if own_module else settings["backbone"]
-    trained = FitSettings.checked(forecaster).trains_backbone
-    tensors: dict[str, Any] = {
-        f"adapter.{name}": value.detach().cpu().numpy() for name, value in pipeline.adapter.state_dict().items()
-    }
-    tensors["scaler.mean"], tensors["scaler.scale"] = pipeline.scaler.mean_, pipeline.scaler.scale_
-    tensors["scaler.var"] = pipeline.scaler.var_
-    tensors["fallback"] = pipeline.fallback
-    assert pipeline.calibration is not None
-    tensors["calibration"] = pipeline.calibration.offsets
-    for position, tail in enumerate(forecaster.tails_):
-        tensors[f"tail.{position}.values"], tensors[f"tail.{position}.observed"] = tail.values, tail.observed
-        tensors[f"tail.{position}.index"] = _ticks(tail.index)
+    settings["backbone"] = (
+        pipeline.untouched.spec if isinstance(settings["backbone"], nn.Module) else settings["backbone"]
+    )
+    settings["freq"] = None if settings["freq"] is None else forecaster.layout_.freq
+    trained = pipeline.backbone is not pipeline.untouched
     config = {
         "version": __version__,
-        "settings": {name: _jsonable(name, value) for name, value in settings.items()},
+        "settings": {name: to_json(name, value) for name, value in settings.items()},
         "layout": forecaster.layout_.to_dict(),
-        "columns": [_jsonable("columns", name) for name in forecaster.columns_],
+        "columns": [to_json("columns", name) for name in forecaster.columns_],
         "targets": pipeline.targets.tolist(),
         "context_length": pipeline.context_length,
         "backbone": {
-            "name": pipeline.backbone.name,
-            "checkpoint": pipeline.backbone.checkpoint,
-            "revision": pipeline.backbone.revision,
-            "sha256": pipeline.backbone.fingerprint(),
+            "name": pipeline.untouched.name,
+            "checkpoint": pipeline.untouched.checkpoint,
+            "revision": pipeline.untouched.revision,
+            "sha256": pipeline.untouched.fingerprint(),
             "fine_tuned": trained,
         },
-        "entities": [_jsonable("entity", tail.entity) for tail in forecaster.tails_],
-        "index": _index_kind(forecaster.tails_[0].index),
-        "scores": forecaster.scores_.reset_index(drop=True).to_dict(orient="list"),
-        "history": forecaster.history_.astype(object).where(forecaster.history_.notna(), None).to_dict(orient="list"),
+        "entities": [to_json("entity", tail.entity) for tail in forecaster.tails_],
+        "index": index_kind(forecaster.tails_[0].index),
+        "scores": table_to_json(forecaster.scores_),
+        "history": table_to_json(forecaster.history_),
     }
-    weights = None
-    if trained:
-        weights = {name: value.detach().cpu().numpy() for name, value in pipeline.backbone.state_dict().items()}
-    write_folder(folder, config, tensors, weights)
+    write_folder(folder, config, _tensors(forecaster), pipeline.backbone.state_dict() if trained else None)
+
+
+def _tensors(forecaster: Any) -> dict[str, Tensor]:
+    pipeline: Pipeline = forecaster.pipeline_
+    assert pipeline.calibration is not None
+    assert pipeline.untouched_calibration is not None
+    arrays = {
+        "scaler.mean": pipeline.scaler.mean_,
+        "scaler.scale": pipeline.scaler.scale_,
+        "scaler.var": pipeline.scaler.var_,
+        "fallback": pipeline.fallback,
+        "calibration": pipeline.calibration.offsets,
+        "calibration.untouched": pipeline.untouched_calibration.offsets,
+    }
+    for position, tail in enumerate(forecaster.tails_):
+        arrays[f"tail.{position}.values"], arrays[f"tail.{position}.observed"] = tail.values, tail.observed
+        arrays[f"tail.{position}.index"] = ticks_of(tail.index)
+    tensors = {f"adapter.{name}": value for name, value in pipeline.adapter.state_dict().items()}
+    return tensors | {name: torch.from_numpy(np.array(array)) for name, array in arrays.items()}
 
 
 def load_forecaster(cls: type[Any], folder: str | os.PathLike[str], backbone: str | nn.Module | None) -> Any:
     """A forecaster that `save_forecaster` wrote, after its backbone was recognised by its fingerprint."""
     config, tensors, weights = read_folder(folder)
     try:
-        settings = {name: _from_json(value) for name, value in config["settings"].items()}
-        forecaster = cls(**settings)
-        known = config["backbone"]
-        loaded = _backbone(known, settings, backbone, weights, folder)
-        columns = tuple(_from_json(name) for name in config["columns"])
-        targets = config["targets"]
-        adapter = FitSettings.checked(forecaster).make_adapter(len(columns), targets)
-        adapter.load_state_dict(
-            {name[8:]: torch.from_numpy(value) for name, value in tensors.items() if name.startswith("adapter.")}
-        )
-        scaler = StandardScaler()
-        scaler.mean_, scaler.scale_, scaler.var_ = (tensors[f"scaler.{name}"] for name in ("mean", "scale", "var"))
-        scaler.n_features_in_ = len(columns)
-        forecaster.pipeline_ = Pipeline(
-            loaded,
-            adapter.eval(),
-            scaler,
-            config["context_length"],
-            tensors["fallback"],
-            Calibration(tensors["calibration"]),
-            forecaster.seed,
-        )
-        forecaster.layout_ = Layout.from_dict(config["layout"])
-        forecaster.columns_ = columns
-        forecaster.targets_ = tuple(columns[position] for position in targets)
-        forecaster.context_length_ = config["context_length"]
-        forecaster.n_features_in_ = len(columns)
-        forecaster.tails_ = tuple(
-            Block(
-                _from_json(entity),
-                _index(tensors[f"tail.{position}.index"], config["index"]),
-                tensors[f"tail.{position}.values"],
-                tensors[f"tail.{position}.observed"],
-            )
-            for position, entity in enumerate(config["entities"])
-        )
-        names = pd.Index(forecaster.targets_, name="channel", tupleize_cols=False)
-        forecaster.scores_ = pd.DataFrame(config["scores"], index=names)
-        forecaster.history_ = pd.DataFrame(config["history"])
-    except CheckpointError:
-        raise
-    except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
-        first_line = str(error).splitlines()[0] if str(error) else type(error).__name__
+        forecaster, parts = _describe(cls, config)
+        _check_shapes(parts, tensors)
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        if isinstance(error, CheckpointError):
+            raise CheckpointError(f"{folder}: {error}") from error
+        reason = f"no {error}" if isinstance(error, KeyError) else str(error).partition("\n")[0] or type(error).__name__
         raise CheckpointError(
-            f"{Path(folder) / 'config.json'} does not describe a forecaster of this version ({first_line})"
+            f"{Path(folder) / CONFIG} does not describe a forecaster of this version of dualweaver ({reason})"
         ) from error
+    if backbone is not None:
+        forecaster.backbone = backbone
+    untouched = _untouched(config["backbone"], forecaster, folder)
+    inner = _fine_tuned(untouched, weights, folder) if config["backbone"]["fine_tuned"] else untouched
+    if not inner.min_context <= parts["context_length"] <= inner.context_length:
+        raise CheckpointError(
+            f"{Path(folder) / CONFIG} has context_length {parts['context_length']}; its backbone takes "
+            f"{inner.min_context} to {inner.context_length} steps"
+        )
+    _restore(forecaster, parts, config, tensors, inner, untouched, folder)
     return forecaster
 
 
-def _backbone(
-    known: dict[str, Any],
-    settings: dict[str, Any],
-    given: str | nn.Module | None,
-    weights: Any,
-    folder: str | os.PathLike[str],
-) -> Backbone:
-    if given is None and known["name"] == "module":
+def _describe(cls: type[Any], config: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """An estimator with its settings, and what the tensors must agree with; any wrong type raises."""
+    forecaster = cls(**{name: from_json(value) for name, value in config["settings"].items()})
+    columns = tuple(from_json(name) for name in config["columns"])
+    targets, known = config["targets"], config["backbone"]
+    if not columns or len(set(columns)) < len(columns):
+        raise ValueError("its columns are not distinct labels")
+    if not targets or any(type(at) is not int or not 0 <= at < len(columns) for at in targets):
+        raise ValueError(f"its targets {str(targets)[:50]} are not positions of its {len(columns)} columns")
+    if len(set(targets)) < len(targets):
+        raise ValueError("its targets repeat")
+    if type(config["context_length"]) is not int or not isinstance(known["sha256"], str):
+        raise TypeError("its context_length is not a whole number, or the hash of its backbone is not text")
+    if not isinstance(known["name"], str) or not isinstance(known["fine_tuned"], bool):
+        raise TypeError("the name of its backbone is not text, or fine_tuned is not true or false")
+    known["checkpoint"], known["revision"]  # present, whatever they hold
+    entities = tuple(from_json(entity) for entity in config["entities"])
+    if not entities:
+        raise ValueError("it has no entities")
+    return forecaster, {
+        "settings": FitSettings.checked(forecaster),
+        "layout": Layout.from_dict(config["layout"]),
+        "columns": columns,
+        "targets": targets,
+        "context_length": config["context_length"],
+        "entities": entities,
+        "scores": pd.DataFrame(config["scores"]),
+        "history": pd.DataFrame(config["history"]),
+    }
+
+
+def _check_shapes(parts: dict[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    """Sizes are checked against what is on disk before anything of that size is made."""
+    channels, targets = len(parts["columns"]), len(parts["targets"])
+    double, integer, boolean = torch.float64, torch.int64, torch.bool
+    expected: dict[str, tuple[tuple[int | None, ...], torch.dtype]] = {
+        "scaler.mean": ((channels,), double),
+        "scaler.scale": ((channels,), double),
+        "scaler.var": ((channels,), double),
+        "fallback": ((targets,), boolean),
+        "calibration": ((None, targets, len(LEVELS)), torch.float32),
+        "calibration.untouched": ((None, targets, len(LEVELS)), torch.float32),
+    }
+    for position in range(len(parts["entities"])):
+        expected[f"tail.{position}.values"] = ((None, channels), double)
+        rows = tensors[name].shape[0] if (name := f"tail.{position}.values") in tensors else None
+        expected[f"tail.{position}.observed"] = ((rows, channels), boolean)
+        expected[f"tail.{position}.index"] = ((rows,), integer)
+    for name, (shape, dtype) in expected.items():
+        if name not in tensors:
+            raise CheckpointError(f"{ADAPTER} lacks the tensor {name!r}, which {CONFIG} calls for")
+        found = tensors[name]
+        fits = len(found.shape) == len(shape) and all(
+            have > 0 if want is None else have == want for have, want in zip(found.shape, shape, strict=True)
+        )
+        if not fits or found.dtype != dtype:
+            wanted = ", ".join("1 or more" if size is None else str(size) for size in shape)
+            raise CheckpointError(
+                f"the tensor {name!r} in {ADAPTER} is {found.dtype} {list(found.shape)}; {CONFIG} calls for {dtype} "
+                f"[{wanted}]"
+            )
+        if dtype.is_floating_point and not found.isfinite().all():
+            raise CheckpointError(f"the tensor {name!r} in {ADAPTER} holds values that are not finite")
+    if not (tensors["scaler.scale"] > 0).all():
+        raise CheckpointError(f"the tensor 'scaler.scale' in {ADAPTER} is not positive")
+
+
+def _untouched(known: dict[str, Any], forecaster: Any, folder: str | os.PathLike[str]) -> Backbone:
+    if isinstance(forecaster.backbone, str) and forecaster.backbone == "module":
         raise CheckpointError(f"{folder} was fitted with a module of your own: pass it as backbone=")
-    loaded = load_backbone(given or settings["backbone"], context_length=settings["context_length"])
-    if known["fine_tuned"]:
-        if weights is None:
-            raise CheckpointError(f"{Path(folder) / 'backbone.safetensors'} is missing")
-        loaded.load_state_dict({name: torch.from_numpy(np.array(value)) for name, value in weights.items()})
+    try:
+        loaded = load_backbone(forecaster.backbone, context_length=forecaster.context_length)
+    except SettingError as error:
+        raise CheckpointError(
+            f"{folder} was fitted with the backbone {known['name']!r}, which cannot be had here ({error}): pass it as "
+            "backbone="
+        ) from error
     if loaded.fingerprint() != known["sha256"]:
         raise CheckpointError(
-            f"{folder} was fitted with another backbone: {known['name']} ({known['checkpoint']}) with weights "
-            f"{known['sha256'][:12]}, but {loaded.spec} has {loaded.fingerprint()[:12]}"
+            f"{folder} was fitted with another backbone: {known['name']} ({known['checkpoint']}, revision "
+            f"{known['revision']}) with weights {known['sha256'][:12]}, but {loaded.spec} has "
+            f"{loaded.fingerprint()[:12]}"
         )
     return loaded
 
 
-def _ticks(index: pd.Index) -> Any:
-    """An index as whole numbers: ticks of its unit, ordinals of its period, or its own."""
-    return np.asarray(index.asi8 if isinstance(index, pd.DatetimeIndex | pd.PeriodIndex) else index, dtype=np.int64)
+def _fine_tuned(untouched: Backbone, weights: Mapping[str, Tensor] | None, folder: str | os.PathLike[str]) -> Backbone:
+    file = Path(folder) / BACKBONE
+    if weights is None:
+        raise CheckpointError(f"{Path(folder) / CONFIG} does not list {BACKBONE}, which holds the fine-tuned weights")
+    inner = copy.deepcopy(untouched)
+    try:
+        inner.load_state_dict(dict(weights))
+    except RuntimeError as error:
+        raise CheckpointError(f"{file} does not fit the backbone {untouched.name!r} ({_reason(error)})") from error
+    return inner.freeze()
 
 
-def _index_kind(index: pd.Index) -> dict[str, Any]:
-    kind: dict[str, Any] = {"name": _jsonable("index name", index.name)}
-    if isinstance(index, pd.DatetimeIndex):
-        return kind | {"kind": "datetime", "unit": index.unit, "tz": None if index.tz is None else str(index.tz)}
-    if isinstance(index, pd.PeriodIndex):
-        return kind | {"kind": "period", "freq": index.freqstr}
-    return kind | {"kind": "integer"}
+def _restore(
+    forecaster: Any,
+    parts: dict[str, Any],
+    config: dict[str, Any],
+    tensors: Mapping[str, Tensor],
+    inner: Backbone,
+    untouched: Backbone,
+    folder: str | os.PathLike[str],
+) -> None:
+    arrays = {name: tensor.numpy() for name, tensor in tensors.items() if not name.startswith("adapter.")}
+    columns, targets = parts["columns"], parts["targets"]
+    try:
+        adapter = parts["settings"].make_adapter(len(columns), targets)
+        adapter.load_state_dict({name[8:]: value for name, value in tensors.items() if name.startswith("adapter.")})
+        tails = tuple(
+            Block(
+                entity,
+                index_from_ticks(arrays[f"tail.{position}.index"], config["index"]),
+                arrays[f"tail.{position}.values"],
+                arrays[f"tail.{position}.observed"],
+            )
+            for position, entity in enumerate(parts["entities"])
+        )
+        scores = parts["scores"].set_axis(
+            pd.Index([columns[at] for at in targets], name="channel", tupleize_cols=False)
+        )
+    except (LookupError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+        raise CheckpointError(f"{folder}: {CONFIG} and {ADAPTER} do not belong together ({_reason(error)})") from error
+    scaler = StandardScaler()
+    scaler.mean_, scaler.scale_, scaler.var_ = (arrays[f"scaler.{name}"] for name in ("mean", "scale", "var"))
+    scaler.n_features_in_ = len(columns)
+    forecaster.pipeline_ = Pipeline(
+        inner,
+        adapter.eval(),
+        scaler,
+        parts["context_length"],
+        untouched,
+        arrays["fallback"],
+        Calibration(arrays["calibration"]),
+        Calibration(arrays["calibration.untouched"]),
+        forecaster.seed,
+    )
+    forecaster.layout_, forecaster.columns_ = parts["layout"], columns
+    forecaster.targets_ = tuple(columns[at] for at in targets)
+    forecaster.context_length_ = parts["context_length"]
+    forecaster.n_features_in_ = len(columns)
+    forecaster.tails_, forecaster.scores_, forecaster.history_ = tails, scores, parts["history"]
 
 
-def _index(ticks: Any, kind: dict[str, Any]) -> pd.Index:
-    name = _from_json(kind["name"])
-    if kind["kind"] == "datetime":
-        stamps = pd.DatetimeIndex(ticks.view(f"datetime64[{kind['unit']}]"), name=name)
-        return stamps if kind["tz"] is None else stamps.tz_localize("UTC").tz_convert(kind["tz"])
-    if kind["kind"] == "period":
-        return pd.PeriodIndex.from_ordinals(ticks, freq=kind["freq"], name=name)  # type: ignore[attr-defined]
-    if len(ticks) > 1:  # a regular grid: a range again
-        return pd.RangeIndex(ticks[0], ticks[-1] + 1, ticks[1] - ticks[0], name=name)
-    return pd.Index(ticks, name=name)
-
-
-def _jsonable(name: str, value: Any) -> Any:
-    """Plain JSON for settings and labels; tuples are kept apart from lists."""
-    if value is None or isinstance(value, str | bool | int | float):
-        return value
-    if isinstance(value, np.generic):
-        return value.item()
-    if isinstance(value, tuple):
-        return {"tuple": [_jsonable(name, part) for part in value]}
-    if isinstance(value, list):
-        return [_jsonable(name, part) for part in value]
-    if isinstance(value, pd.Timestamp):
-        return {"stamp": value.isoformat()}
-    if isinstance(value, pd.offsets.BaseOffset):
-        return value.freqstr
-    raise CheckpointError(f"{name}={value!r} cannot be saved; use text or numbers")
-
-
-def _from_json(value: Any) -> Any:
-    if isinstance(value, dict):
-        if "tuple" in value:
-            return tuple(_from_json(part) for part in value["tuple"])
-        return pd.Timestamp(value["stamp"])
-    return [_from_json(part) for part in value] if isinstance(value, list) else value
+def _reason(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return " ".join(lines[:2]) or type(error).__name__

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +20,7 @@ from dualweaver.backbones import Backbone, Forecast
 from dualweaver.calibration import Calibration
 from dualweaver.data.windows import WindowDataset
 
-__all__ = ["ArrayForecast", "Pipeline", "forecast_windows"]
+__all__ = ["ArrayForecast", "Pipeline", "forecast_windows", "replace_targets"]
 
 Array = npt.NDArray[np.float64]
 SERIES_AT_ONCE = 2048  # series that go through the backbone in one call when no gradients are kept
@@ -38,16 +39,20 @@ class Pipeline:
     """A fitted forecaster on arrays.
 
     Attributes:
+        backbone: what the adapter wraps; fine-tuned where that was asked for.
+        untouched: the backbone as it was loaded, which is what zero-shot means; the same object where frozen.
         fallback: per target, whether the untouched backbone forecasts it, since the adapter did not do better.
-        calibration: offsets of the quantiles, None before `calibrate`.
+        calibration, untouched_calibration: offsets of the quantiles of both; None before they are fitted.
     """
 
     backbone: Backbone
     adapter: Adapter
     scaler: StandardScaler
     context_length: int
+    untouched: Backbone
     fallback: npt.NDArray[np.bool_]
     calibration: Calibration | None = field(default=None)
+    untouched_calibration: Calibration | None = field(default=None)
     seed: int = 0
 
     @property
@@ -59,9 +64,21 @@ class Pipeline:
         return torch.as_tensor(self.scaler.transform(values), dtype=torch.float32)
 
     def forecast(self, contexts: Array, horizon: int, levels: Sequence[float] = ()) -> ArrayForecast:
-        """Forecast windows in the data's units: `[window, time, channel]` to `[window, horizon, target]`."""
-        windows, time, channels = contexts.shape
-        scaled = self.scale(contexts.reshape(-1, channels)).view(windows, time, channels)
+        """Forecast windows in the data's units: `[window, time, channel]` to `[window, horizon, target]`.
+
+        Contexts may be a view of overlapping windows: they are copied a few at a time.
+        """
+        at_once = _windows_at_once(self.adapter)
+        parts = [
+            self._forecast_chunk(contexts[first : first + at_once], horizon, levels)
+            for first in range(0, len(contexts), at_once)
+        ]
+        quantiles = [part.quantiles for part in parts if part.quantiles is not None]
+        mean = np.concatenate([part.mean for part in parts])
+        return ArrayForecast(mean, np.concatenate(quantiles) if quantiles else None)
+
+    def _forecast_chunk(self, contexts: Array, horizon: int, levels: Sequence[float]) -> ArrayForecast:
+        scaled = self.scale(contexts.reshape(-1, contexts.shape[-1])).view(contexts.shape)
         raw = self.forecast_scaled(scaled, horizon)
         own, centre = self.scaler.scale_[self.targets], self.scaler.mean_[self.targets]
         mean = raw.mean.numpy().astype(np.float64)
@@ -74,25 +91,30 @@ class Pipeline:
         return ArrayForecast(mean * own + centre, quantiles)
 
     def forecast_scaled(self, contexts: Tensor, horizon: int) -> Forecast:
-        """The same in scaled units, as tensors on the CPU; channels that fall back come from the untouched backbone."""
-        forecast = _in_chunks(
-            self.adapter, self.backbone, contexts.split(_windows_at_once(self.adapter)), horizon, self.seed
-        )
+        """The same in scaled units, as tensors on the CPU; targets that fall back come from the untouched backbone."""
         rows = np.flatnonzero(self.fallback)
-        if len(rows) == 0:
-            return forecast
-        plain = ZeroShot(self.adapter.channels, self.targets[rows].tolist())
-        untouched = _in_chunks(plain, self.backbone, contexts.split(_windows_at_once(plain)), horizon, self.seed)
-        forecast.mean[..., rows] = untouched.mean
-        if forecast.quantiles is not None and untouched.quantiles is not None:
-            forecast.quantiles[:, :, rows] = untouched.quantiles
-        return forecast
+        adapted = untouched = None
+        if len(rows) < len(self.fallback):
+            chunks = contexts.split(_windows_at_once(self.adapter))
+            adapted = _in_chunks(self.adapter, self.backbone, chunks, horizon, self.seed)
+        if len(rows):
+            plain = ZeroShot(self.adapter.channels, self.targets[rows].tolist())
+            untouched = _in_chunks(plain, self.untouched, contexts.split(_windows_at_once(plain)), horizon, self.seed)
+        return replace_targets(adapted, untouched, rows)
 
     def zero_shot(self) -> Pipeline:
         """The same with the untouched backbone only."""
         plain = ZeroShot(self.adapter.channels, self.targets.tolist())
         return Pipeline(
-            self.backbone, plain, self.scaler, self.context_length, np.zeros(len(self.targets), bool), seed=self.seed
+            self.untouched,
+            plain,
+            self.scaler,
+            self.context_length,
+            self.untouched,
+            np.zeros(len(self.targets), bool),
+            self.untouched_calibration,
+            self.untouched_calibration,
+            self.seed,
         )
 
 
@@ -107,23 +129,63 @@ def forecast_windows(
     return _in_chunks(adapter, backbone, contexts, horizon, seed), futures.index_select(-1, adapter.targets.cpu())
 
 
+def replace_targets(adapted: Forecast | None, untouched: Forecast | None, rows: npt.NDArray[np.int64]) -> Forecast:
+    """Forecasts of all targets, of which `rows` come from `untouched`, which holds only those.
+
+    Either may be None where the other one gives all targets. Quantiles need both sides to have them.
+    """
+    if adapted is None or untouched is None:
+        whole = adapted or untouched
+        assert whole is not None
+        return whole
+    adapted.mean[..., rows] = untouched.mean
+    if adapted.quantiles is not None and untouched.quantiles is not None:
+        adapted.quantiles[:, :, rows] = untouched.quantiles
+    return adapted
+
+
 def _windows_at_once(adapter: Adapter) -> int:
-    return max(1, SERIES_AT_ONCE // (2 * adapter.channels))
+    return max(1, SERIES_AT_ONCE // max(adapter.channels, adapter.series_per_window))
+
+
+class _Sliced:
+    """A backbone that is given a limited number of series at once, however many channels a window has.
+
+    Every slice starts from the same random numbers, so that no forecast depends on how windows were put together.
+    """
+
+    def __init__(self, backbone: Backbone, seed: int) -> None:
+        self.backbone, self.seed = backbone, seed
+
+    def distribution(self, context: Tensor, horizon: int, *, generator: torch.Generator) -> Forecast:
+        return _join(
+            [
+                self.backbone.distribution(part, horizon, generator=generator.manual_seed(self.seed))
+                for part in context.split(SERIES_AT_ONCE)
+            ]
+        )
 
 
 def _in_chunks(adapter: Adapter, backbone: Backbone, chunks: Iterable[Tensor], horizon: int, seed: int) -> Forecast:
     """Forecasts of windows that come in chunks, put together on the CPU: memory does not grow with their number."""
     weights = next(backbone.parameters(), torch.zeros(()))
     adapter = adapter.to(device=weights.device).eval()
-    generator = torch.Generator(device=weights.device).manual_seed(seed)
+    generator = torch.Generator(device=weights.device)
+    sliced = cast(Backbone, _Sliced(backbone, seed))
     parts = []
     with torch.inference_mode():
         for chunk in chunks:
-            part = adapter.distribution(backbone, chunk.to(weights.device), horizon, generator)
+            part = adapter.distribution(sliced, chunk.to(weights.device), horizon, generator)
             parts.append(
                 Forecast(part.mean.cpu(), None if part.quantiles is None else part.quantiles.cpu(), part.levels)
             )
+    whole = _join(parts)
+    # clones leave inference mode, so that targets can be replaced in place
+    return Forecast(whole.mean.clone(), None if whole.quantiles is None else whole.quantiles.clone(), whole.levels)
+
+
+def _join(parts: Sequence[Forecast]) -> Forecast:
     quantiles = [part.quantiles for part in parts if part.quantiles is not None]
-    # clones leave inference mode, so that channels can be replaced in place
-    mean = torch.cat([part.mean for part in parts]).clone()
-    return Forecast(mean, torch.cat(quantiles).clone() if quantiles else None, parts[0].levels)
+    return Forecast(
+        torch.cat([part.mean for part in parts]), torch.cat(quantiles) if quantiles else None, parts[0].levels
+    )

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Hashable, Mapping, Sequence
 
-import numpy as np
-import numpy.typing as npt
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from dualweaver.calibration import edges_of
 from dualweaver.data.layout import Layout
-from dualweaver.data.writing import MODEL_NAME
+from dualweaver.data.writing import MODEL_NAME, suffixed
+from dualweaver.errors import DataError, SettingError
 
 __all__ = ["Band", "plot_channels", "split_forecast"]
 
 Band = tuple[pd.DataFrame, pd.DataFrame, str]  # lower edge, upper edge, label
-
-Array = npt.NDArray[np.float64]
 
 
 def plot_channels(
@@ -40,7 +39,10 @@ def plot_channels(
         columns: channels to draw, all that were forecast by default.
     """
     first = next(iter(forecasts.values()))
-    chosen = list(columns if columns is not None else first.columns)
+    chosen = list(first.columns if columns is None else columns)
+    unknown = [column for column in chosen if column not in first.columns]
+    if unknown or not chosen:
+        raise SettingError(f"columns={unknown or chosen!r} are not among those forecast: {list(first.columns)!r}")
     rows = (len(chosen) + 1) // 2 if len(chosen) > 3 else len(chosen)
     across = 2 if len(chosen) > 3 else 1
     figure = Figure(figsize=(6.5 * across, 2.1 * rows + 0.8), layout="constrained")
@@ -62,25 +64,51 @@ def split_forecast(
 ) -> tuple[pd.DataFrame, Band | None]:
     """A frame from `predict`, of one entity, as points `[horizon, channel]` and the band of its outermost quantiles."""
     if layout.form == "long":
-        parts = {
+        if MODEL_NAME not in forecast.columns:
+            raise DataError(f"this is no forecast of a long table: it has no column {MODEL_NAME!r}")
+        tables = {
             name: forecast.pivot(index=layout.time_column, columns=layout.id_column, values=name)  # noqa: PD010
             for name in forecast.columns
-            if str(name).startswith(MODEL_NAME)
+            if name not in (layout.time_column, layout.id_column)
         }
-        levels = {float(str(name)[len(MODEL_NAME) + 2 :]): part for name, part in parts.items() if name != MODEL_NAME}
-        points = parts[MODEL_NAME]
+        parts = {str(name)[len(MODEL_NAME) :]: table for name, table in tables.items()}
+        points = parts.pop("")
+        points = points[[column for column in columns if column in points.columns]]
     else:
         table = forecast if layout.time_column is None else forecast.set_index(layout.time_column)
         points = table[[column for column in columns if column in table.columns]]
-        found = {match[1] for name in table.columns if (match := re.search(r"_q(0?\.\d+(?:e-\d+)?)$", str(name)))}
-        levels = {
-            float(level): table[[f"{column}_q{level}" for column in points.columns]].set_axis(points.columns, axis=1)
-            for level in found
-        }
+        if points.shape[1] == 0:
+            raise DataError(f"this is no forecast of {list(columns)[:8]!r}: it has the columns {list(table.columns)!r}")
+        parts = {}
+        for suffix in {match[0] for name in table.columns if (match := _SUFFIX.search(_text(name)))}:
+            names = [suffixed(column, suffix) for column in points.columns]
+            if all(name in table.columns for name in names):
+                parts[suffix] = table[names].set_axis(points.columns, axis=1)
+    levels = {level: part for suffix, part in parts.items() if (level := _level_of(suffix)) is not None}
     if len(levels) < 2:
         return points, None
     low, high = min(levels), max(levels)
+    if math.isclose(low + high, 1):
+        return points, (levels[low], levels[high], f"{100 * (high - low):.4g} % interval")
     return points, (levels[low], levels[high], f"{low:g} to {high:g} quantile")
+
+
+_SUFFIX = re.compile(r"(?:_q(?P<quantile>[\d.]+(?:e-\d+)?)|-(?P<side>lo|hi)-(?P<width>[\d.]+))$")
+
+
+def _level_of(suffix: str) -> float | None:
+    """The quantile level that a column's suffix stands for, such as 0.9 for both `_q0.9` and `-hi-80`."""
+    match = _SUFFIX.fullmatch(suffix)
+    if match is None:
+        return None
+    if match["quantile"]:
+        return float(match["quantile"])
+    return edges_of(float(match["width"]))[match["side"] == "hi"]
+
+
+def _text(label: Hashable) -> str:
+    """The part of a label that carries a suffix; in a label of several levels, the last that is named."""
+    return str([part for part in label if part != ""][-1] if isinstance(label, tuple) and any(label) else label)
 
 
 def _panel(

@@ -12,7 +12,7 @@ from dualweaver.data.grid import continue_index
 from dualweaver.data.layout import Layout
 from dualweaver.errors import DataError
 
-__all__ = ["MODEL_NAME", "future_index", "write_table"]
+__all__ = ["MODEL_NAME", "future_index", "suffixed", "write_table"]
 
 MODEL_NAME = "DualWeaver"  # names the forecast's column in the long form
 
@@ -54,7 +54,7 @@ def _write_wide(
     place = {label: position for position, label in enumerate(columns)}
     for label in (*layout.columns, *(label for label in columns if label not in layout.columns)):
         if label in place:
-            labels += [_suffixed(label, key) for key in parts]
+            labels += [suffixed(label, key) for key in parts]
             series += [array[:, place[label]] for array in parts.values()]
         elif label == layout.time_column:
             labels.append(label)
@@ -82,11 +82,12 @@ def _write_long(
         elif label == layout.time_column:
             data[label] = index.take(np.tile(np.arange(len(index)), len(columns)))
     for key, array in parts.items():
-        data[_suffixed(MODEL_NAME, key)] = array.T.ravel()
+        data[suffixed(MODEL_NAME, key)] = array.T.ravel()
     return pd.DataFrame(data)
 
 
-def _suffixed(label: Hashable, key: Any) -> Hashable:
+def suffixed(label: Hashable, key: Any) -> Hashable:
+    """The name of a column with a forecast of `label`; `key` as in `write_table`."""
     if key == "mean":
         return label
     suffix = key if isinstance(key, str) else f"_q{key:g}"
