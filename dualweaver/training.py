@@ -134,6 +134,7 @@ class BestWeights(Callback):
         self.interrupted = False
         self.history: list[dict[str, float]] = []
         self._weights: dict[str, Tensor] = {}
+        self._rate = float("nan")
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         # before training nothing has been learned yet: the sanity pass scores the untrained adapter
@@ -144,10 +145,13 @@ class BestWeights(Callback):
             self.best, self.best_epoch = value, epoch
             self._weights = {name: tensor.detach().clone() for name, tensor in _trained(pl_module).items()}
 
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._rate = trainer.optimizers[0].param_groups[0]["lr"]  # at the end the schedule has moved on already
+
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         row = self.history[-1]  # validation ran inside of this epoch
         row["train_loss"] = float(trainer.callback_metrics["train_loss"])
-        row["learning_rate"] = trainer.optimizers[0].param_groups[0]["lr"]
+        row["learning_rate"] = self._rate
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         self.interrupted = isinstance(exception, KeyboardInterrupt)

@@ -162,6 +162,19 @@ def test_losses_of_different_series_can_share_their_draws(backbone: SundialBackb
     torch.testing.assert_close(double, single.repeat(2, 1), rtol=0, atol=1e-12)
 
 
+def test_losses_under_one_seed_share_their_draws_whatever_the_batch(backbone: SundialBackbone, context: Tensor) -> None:
+    labels = window(context, backbone)
+
+    def losses(rows: list[int], seed: int | None = 1) -> Tensor:
+        generator = None if seed is None else torch.Generator().manual_seed(seed)
+        return backbone.loss(context[rows], labels[rows], horizon=10, generator=generator)
+
+    torch.testing.assert_close(losses([0, 2, 0]), losses([0, 1, 2])[[0, 2, 0]], rtol=0, atol=1e-12)
+    assert not torch.allclose(losses([0]), losses([0], seed=2))
+    fresh = losses([0, 0], seed=None)  # without a generator every series has draws of its own
+    assert not torch.allclose(fresh[0], fresh[1])
+
+
 def test_surplus_steps_are_cut_from_the_left_in_the_loss(backbone: SundialBackbone, context: Tensor) -> None:
     labels, generator = window(context, backbone), torch.Generator()
     cut = backbone.loss(context[:, 3:], labels[:, 3:], generator=generator.manual_seed(1))

@@ -1,0 +1,206 @@
+"""What `fit` trains, in which order, and what it leaves of each stage."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import Tensor, nn
+from toy_backbones import LinearToy, NormalisedToy
+
+from dualweaver import DualWeaver, stages
+from dualweaver.adapters import AdaPTS, FineTune
+from dualweaver.backbones import Backbone
+from dualweaver.data.windows import WindowDataset
+from dualweaver.errors import DataError
+from dualweaver.stages import fit_reconstruction
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+CONTEXT, HORIZON = 12, 4
+
+
+class PatchToy(NormalisedToy):
+    """Its own loss looks at labels from step 4 on and nine steps ahead, and is told the horizon."""
+
+    def __init__(self) -> None:
+        super().__init__(CONTEXT, HORIZON)
+        self.seen: set[tuple[int, int, int | None]] = set()
+
+    def label_start(self, context_length: int) -> int:
+        return 4
+
+    def label_horizon(self, horizon: int) -> int:
+        return 9
+
+    def loss(self, context: Tensor, labels: Tensor, *, horizon: int | None = None, **settings: Any) -> Tensor:
+        self.seen.add((context.shape[1], labels.shape[1], horizon))
+        return (self(context, 9) - labels[:, -9:]).square().mean(dim=1, keepdim=True)
+
+
+def frame(rows: int = 260) -> pd.DataFrame:
+    steps = np.arange(rows)[:, None] / 4 + np.arange(3)
+    values = np.sin(steps) + np.random.default_rng(0).normal(0, 0.1, (rows, 3))
+    return pd.DataFrame(values, columns=list("abc"), index=pd.date_range("2024", periods=rows, freq="h"))
+
+
+def fitted(backbone: nn.Module, **settings: Any) -> DualWeaver:
+    common = {"context_length": CONTEXT, "max_epochs": 2, "verbose": False}
+    return DualWeaver(backbone, HORIZON, **{**common, **settings}).fit(frame())
+
+
+def stage_names(model: DualWeaver) -> list[str]:
+    return list(dict.fromkeys(model.history_["stage"]))
+
+
+TRIALS = [f"fine-tune: trial of {rate:g}" for rate in stages.FINE_TUNING_RATES]
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, ["dualweaver"]),
+        ({"adapter": "adapts"}, ["adapts: reconstruction", "adapts"]),
+        ({"adapter": "fine-tune"}, [*TRIALS, "fine-tune"]),
+        ({"adapter": "fine-tune", "learning_rate": 1e-3}, ["fine-tune"]),
+        ({"adapter": "fine-tune", "fine_tune": True}, [*TRIALS, "fine-tune"]),
+        ({"fine_tune": True}, [*TRIALS, "fine-tune", "dualweaver"]),
+        ({"fine_tune": True, "learning_rate": 1e-3}, [*TRIALS, "fine-tune", "dualweaver"]),
+        ({"fine_tune": True, "adapter": "adapts"}, [*TRIALS, "fine-tune", "adapts: reconstruction", "adapts"]),
+        ({"adapter": "zero-shot"}, []),
+    ],
+)
+def test_history_names_the_stages_in_their_order(settings: dict[str, Any], expected: list[str]) -> None:
+    assert stage_names(fitted(NormalisedToy(), **settings)) == expected
+
+
+@pytest.mark.parametrize("settings", [{"objective": "paper"}, {"adapter": "fine-tune"}, {"fine_tune": True}])
+def test_native_losses_see_all_their_labels_and_the_horizon_asked_for(settings: dict[str, Any]) -> None:
+    model = fitted(PatchToy(), **settings)
+    backbone = model.pipeline_.backbone
+    assert isinstance(backbone, PatchToy)
+    assert backbone.seen == {(CONTEXT, CONTEXT - 4 + 9, HORIZON)}
+    assert model.predict().shape == (HORIZON, 3)
+
+
+def test_too_few_rows_for_a_native_loss_are_explained() -> None:
+    with pytest.raises(DataError, match="the 9 steps ahead that the backbone's own loss looks at"):
+        DualWeaver(PatchToy(), HORIZON, context_length=CONTEXT, objective="paper", verbose=False).fit(frame(24))
+
+
+def test_fine_tuning_leaves_the_callers_backbone_alone() -> None:
+    given = NormalisedToy()
+    before = given.fingerprint()
+    model = fitted(given, fine_tune=True)
+    assert given.fingerprint() == before
+    assert model.pipeline_.backbone.fingerprint() != before
+    assert not any(weights.requires_grad for weights in model.pipeline_.backbone.parameters())
+
+
+def test_the_rate_of_fine_tuning_is_the_one_with_the_lowest_validation_error() -> None:
+    history = fitted(NormalisedToy(), adapter="fine-tune").history_.set_index("stage")
+    trials = history.loc[TRIALS]
+    tried = trials[trials["epoch"] == 1]
+    chosen = tried["learning_rate"].iloc[int(tried["val_mse"].argmin())]
+    final = history.loc["fine-tune"]
+    assert final["learning_rate"].iloc[1] == chosen
+    # every trial and the final run start from the untouched weights
+    assert len(set(history[history["epoch"] == 0]["val_mse"])) == 1
+    assert final["val_mse"].iloc[1] == pytest.approx(tried["val_mse"].min(), rel=1e-6)
+
+
+def test_fine_tuning_that_only_does_harm_leaves_the_backbone_untouched(monkeypatch: pytest.MonkeyPatch) -> None:
+    loss = FineTune.objective
+    monkeypatch.setattr(FineTune, "objective", lambda *arguments: -loss(*arguments))
+    given = NormalisedToy()
+    model = fitted(given, adapter="fine-tune")
+    assert model.pipeline_.backbone.fingerprint() == given.fingerprint()
+
+
+def test_the_same_seed_fits_the_same_bits_through_all_stages() -> None:
+    first, second = (fitted(NormalisedToy(), fine_tune=True, adapter="adapts").predict() for _ in range(2))
+    pd.testing.assert_frame_equal(first, second, check_exact=True)
+
+
+# The pre-fit of AdaPTS
+
+
+def rows(seed: int, count: int = 400) -> Tensor:
+    mixing = torch.randn(2, 5, generator=torch.Generator().manual_seed(9))
+    return torch.randn(count, 2, generator=torch.Generator().manual_seed(seed)) @ mixing
+
+
+def adapts() -> AdaPTS:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return AdaPTS(5, [3, 1])
+
+
+def test_the_pre_fit_reproduces_the_targets_of_unseen_rows() -> None:
+    adapter, unseen = adapts(), rows(2)
+    history = fit_reconstruction(adapter, rows(1), unseen, seed=0)
+    best = min(row["val_mse"] for row in history)
+    with torch.no_grad():
+        assert float(adapter.reconstruction_loss(unseen)) == pytest.approx(best)
+    assert best < 1e-3
+    assert len(history) <= stages.RECONSTRUCTION_EPOCHS
+
+
+def test_the_pre_fit_stops_when_validation_stops_improving_and_keeps_the_best() -> None:
+    adapter, unseen = adapts(), torch.full((30, 5), 50.0)  # nothing to be learned from the training rows
+    history = fit_reconstruction(adapter, rows(1, count=20), unseen, seed=0)
+    errors = [row["val_mse"] for row in history]
+    best = int(np.argmin(errors))
+    assert len(errors) == best + 1 + stages.RECONSTRUCTION_PATIENCE < stages.RECONSTRUCTION_EPOCHS
+    with torch.no_grad():
+        assert float(adapter.reconstruction_loss(unseen)) == pytest.approx(errors[best]) != errors[-1]
+
+
+def test_the_pre_fit_is_the_same_for_the_same_seed() -> None:
+    weights = []
+    for seed in (0, 0, 1):
+        adapter = adapts()
+        fit_reconstruction(adapter, rows(1), rows(2), seed)
+        weights.append(nn.utils.parameters_to_vector(adapter.parameters()).detach())
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[0], weights[2])
+
+
+def test_the_pre_fit_sees_no_validation_rows_and_is_scored_on_no_training_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: dict[str, Tensor] = {}
+
+    def spy(adapter: AdaPTS, train: Tensor, validation: Tensor, seed: int) -> list[dict[str, Any]]:
+        seen.update(train=train, validation=validation)
+        return []
+
+    monkeypatch.setattr(stages, "fit_reconstruction", spy)
+    model = fitted(NormalisedToy(), adapter="adapts")
+    scaled = model.pipeline_.scale(frame().to_numpy())
+    torch.testing.assert_close(seen["train"], scaled[:208])  # validation_size is a fifth of 260 rows
+    torch.testing.assert_close(seen["validation"], scaled[208:])
+
+
+def test_covered_rows_are_those_inside_windows_from_a_step_on() -> None:
+    windows = WindowDataset(torch.zeros(12, 1), [0, 1, 6], 4)
+    assert stages._covered(windows).nonzero().flatten().tolist() == [0, 1, 2, 3, 4, 6, 7, 8, 9]
+    assert stages._covered(windows, 3).nonzero().flatten().tolist() == [3, 4, 9]
+
+
+def test_wide_windows_are_accumulated_in_small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: set[int] = set()
+
+    class Counting(LinearToy):
+        def native(self, context: Tensor) -> Tensor:
+            if torch.is_grad_enabled():
+                sizes.add(len(context))
+            return super().native(context)
+
+    monkeypatch.setattr(stages, "SERIES_PER_BATCH", 24)
+    backbone: Backbone = Counting(CONTEXT, HORIZON)
+    fitted(backbone, batch_size=16)
+    assert max(sizes) == 24  # four windows of three channels and two surrogates
