@@ -139,10 +139,15 @@ def _check_fitted(stamps: pd.Index, freq: Freq, where: str) -> None:
         return
     elif isinstance(stamps, pd.DatetimeIndex):
         clock = to_clock(stamps, on_wall_clock(str(freq)))
-        step = apart = pd.Timedelta(modal(np.diff(clock.asi8))[0], unit=clock.unit)
-        # Ten per cent leave room for stamps that scatter, and for the lengths of months and years
-        nominal = fixed_step(str(freq)) or np.diff(pd.date_range(clock[0], periods=9, freq=str(freq))).mean()
-        wrong = not 0.89 < step / pd.Timedelta(nominal) < 1.11 and freq != "B"
+        steps = np.diff(clock.asi8)
+        # Of rows with many gaps the most frequent step tells, of stamps that scatter the median
+        usual, middle = (pd.Timedelta(int(step), unit=clock.unit) for step in (modal(steps)[0], np.median(steps)))
+        nominal = fixed_step(str(freq)) or pd.Timedelta(
+            np.diff(pd.date_range(clock[0], periods=9, freq=str(freq))).mean()
+        )
+        # A tenth is room for the lengths of months and years
+        wrong = not any(0.9 < step / nominal < 1.1 for step in (usual, middle)) and freq != "B"
+        apart = middle
     else:
         apart = modal(np.diff(stamps.to_numpy()))[0]
         wrong = apart != freq

@@ -179,13 +179,16 @@ def _calendar_guesses(clock: pd.DatetimeIndex, step: pd.Timedelta) -> Iterator[s
     """Frequencies without a fixed length that rows of this step may have, the more usual ones first."""
     if step == DAY and (clock.day_of_week < 5).all() and (np.diff(clock.day_of_week) < 0).any():
         yield "B"
-    elif 28 <= step.days <= 31:
-        yield from ("MS", "ME", "BMS", "BME")
-    elif 89 <= step.days <= 92:
-        month = clock[0].month
-        yield from (f"{rule}-{_MONTHS[month - 1]}" for rule in ("QS", "QE", "BQS", "BQE"))
-    elif 365 <= step.days <= 366:
-        yield from (f"{rule}-{_MONTHS[clock[0].month - 1]}" for rule in ("YS", "YE", "BYS", "BYE"))
+    months = round(step.days / 30.44)
+    if months and abs(step.days - 30.44 * months) < 3:
+        month = _MONTHS[clock[0].month - 1]
+        if months % 12 == 0:
+            rules = [f"{months // 12}{rule}-{month}" for rule in ("YS", "YE", "BYS", "BYE")]
+        elif months % 3 == 0:
+            rules = [f"{months // 3}{rule}-{month}" for rule in ("QS", "QE", "BQS", "BQE")]
+        else:
+            rules = [f"{months}{rule}" for rule in ("MS", "ME", "BMS", "BME")]
+        yield from (str(to_offset(rule).freqstr) for rule in rules)
 
 
 def _alias(step: pd.Timedelta, clock: pd.DatetimeIndex) -> str:

@@ -58,32 +58,31 @@ def _mark(numbers: np.ndarray, column: pd.Series, missing_values: Sequence[Any])
 def _from_objects(column: pd.Series, missing_values: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:
     """Text, Decimal, and mixtures."""
     known = column.notna().to_numpy()
-    texts = column.astype(str).str.strip()
+    texts = column.map(str).str.strip()
     blank = known & texts.str.lower().isin(_BLANK).to_numpy()
     sentinel = known & texts.isin([str(value).strip() for value in missing_values]).to_numpy()
-    clean = column.astype(object).where(known & ~blank & ~sentinel, np.nan)
+    cells = column.astype(object).where(known & ~blank & ~sentinel, np.nan).to_numpy()
     try:
-        numbers = pd.to_numeric(clean, errors="coerce")
-    except OverflowError:
-        raise NotNumericError("holds whole numbers too large for a float: drop or rescale it") from None
-    if numbers.dtype.kind == "c":
-        raise NotNumericError(
-            f"holds complex numbers such as {column[known].iloc[0]}: turn it into real numbers or drop it"
-        )
-    values = numbers.to_numpy(dtype=np.float64, na_value=np.nan)
-    bad = clean.notna().to_numpy() & np.isnan(values)
-    if bad.any():
-        row = int(bad.argmax())
+        numbers = cells.astype(np.float64)
+    except (ValueError, TypeError, OverflowError):
+        bad = [row for row, cell in enumerate(cells) if not _floats(cell)]
+        advice = "drop it or encode it as numbers"
         if looks_like_dates(column):
             advice = "if it is the time, pass it as time_column=, else drop it"
-        else:
-            advice = "drop it or encode it as numbers"
         raise NotNumericError(
-            f"holds {quoted([column.iloc[row]])} in row {row}, which is not a number ({bad.sum()} of {len(column)} "
-            f"rows): {advice}"
-        )
-    values, more = _mark(values, numbers, missing_values)
-    return values, sentinel | more
+            f"holds {quoted([cells[bad[0]]])} in row {bad[0]}, which cannot be read as a number ({len(bad)} of "
+            f"{len(cells)} rows): {advice}"
+        ) from None
+    numbers, more = _mark(numbers, column, missing_values)
+    return numbers, sentinel | more
+
+
+def _floats(cell: Any) -> bool:
+    try:
+        float(cell)
+    except (ValueError, TypeError, OverflowError):
+        return False
+    return True
 
 
 def _is_number(value: Hashable) -> bool:

@@ -158,10 +158,10 @@ def _parse(values: pd.Series, where: str, notices: list[str]) -> pd.DatetimeInde
             f"{where} holds {quoted([values.iloc[row]])} in row {row}, which cannot be read as a time stamp "
             f"({bad.sum()} of {len(values)} rows): correct it, or name the column of the time with time_column="
         )
-    if len(offsets) > 1 and times.sort_values().diff().median() > pd.Timedelta(hours=20):
+    if len(offsets) > 1 and pd.Timedelta(times.sort_values().diff().median()) > pd.Timedelta(hours=20):
         raise DataError(
-            f"{where} holds days with the UTC offsets {quoted(offsets)}, which do not tell its time zone: convert it with "
-            "pd.to_datetime(..., utc=True) and .dt.tz_convert first"
+            f"{where} holds days with the UTC offsets {quoted(offsets)}, which do not tell its time zone: convert it "
+            "with pd.to_datetime(..., utc=True) and .dt.tz_convert first"
         )
     if len(offsets) > 1:
         notices.append(f"{where} mixes the UTC offsets {quoted(offsets)}: read as UTC")
