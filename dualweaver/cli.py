@@ -14,7 +14,7 @@ from rich.table import Table
 from typer.exceptions import TyperException
 
 from dualweaver._version import __version__
-from dualweaver.errors import DualWeaverError, SettingError
+from dualweaver.errors import DataError, DualWeaverError, SettingError
 
 __all__ = ["app", "main"]
 
@@ -65,7 +65,7 @@ def forecast(
     """Fit on a table and forecast the steps that follow it."""
     from dualweaver.data.files import read_file, write_aside, write_file
 
-    levels = _numbers(quantiles, "quantiles")
+    levels = _levels(quantiles)
     model = _model(locals())
     frame = read_file(data)
     model.fit(frame)
@@ -87,7 +87,9 @@ def backtest(
     data: DataFile,
     horizon: Horizon = 96,
     windows: Annotated[int, typer.Option(help="origins at the end of the table, one horizon apart")] = 8,
-    metric: Annotated[str, typer.Option(help="what the table shows: mse, mae, rmse or smape")] = "mse",
+    metric: Annotated[
+        str, typer.Option(help="what the table shows: mse, mae, rmse, smape, mase, pinball or coverage_80")
+    ] = "mse",
     output: Annotated[Path | None, typer.Option(help="csv or parquet with all scores")] = None,
     backbone: Backbone = "fracast",
     context_length: Context = None,
@@ -104,11 +106,15 @@ def backtest(
 ) -> None:
     """Hold out the end of a table, fit on what is before, and score forecasts of the end beside zero-shot."""
     from dualweaver.data.files import read_file, write_file
+    from dualweaver.evaluation import METRIC_NAMES
 
+    if metric not in METRIC_NAMES:
+        raise SettingError(f"--metric {metric!r}: expected one of {', '.join(METRIC_NAMES)}")
     model = _model(locals())
     frame = read_file(data)
     model.fit(_head(frame, horizon * windows, entity_column))
     report = model.backtest(frame, windows=windows)
+    _refuse_seen(model, report.forecasts)
     table = Table(title=f"{metric} on the last {windows * horizon} rows, {windows} origins")
     scores = report.table(metric)
     for name in ("channel", *scores.columns):
@@ -199,17 +205,35 @@ def _head(frame: pd.DataFrame, rows: int, entity_column: str | None) -> pd.DataF
     if group is None:
         return frame.iloc[:-rows]
     if group not in frame.columns:
-        raise SettingError(f"--entity-column {group!r} is not a column; columns are {', '.join(map(str, frame.columns))}")
+        raise SettingError(
+            f"--entity-column {group!r} is not a column; columns are {', '.join(map(str, frame.columns))}"
+        )
     return frame[frame.groupby(group).cumcount(ascending=False) >= rows]
 
 
-def _numbers(text: str | None, option: str) -> list[float] | None:
+def _levels(text: str | None) -> list[float] | None:
+    """The levels of --quantiles, checked before anything is fitted."""
+    from dualweaver.calibration import check_levels
+
     if text is None:
         return None
     try:
-        return [float(part) for part in text.split(",")]
+        return list(check_levels([float(part) for part in text.split(",")]))
+    except DualWeaverError:
+        raise
     except ValueError as error:
-        raise SettingError(f"--{option} {text!r}: expected numbers separated by commas, such as 0.1,0.5,0.9") from error
+        raise SettingError(f"--quantiles {text!r}: expected numbers separated by commas, such as 0.1,0.9") from error
+
+
+def _refuse_seen(model: Any, forecasts: pd.DataFrame) -> None:
+    """Rows were held out by their place in the file; that is the end in time only where the file is in order."""
+    cutoff = forecasts["cutoff"].min()
+    for tail in model.tails_:
+        end = tail.index[-1]
+        if (end.to_timestamp() if isinstance(end, pd.Period) else end) > cutoff:
+            raise DataError(
+                f"the rows are not in the order of time: {end} was fitted on before {cutoff}; sort the file"
+            )
 
 
 def _one_line(message: Warning | str, *_: Any, **__: Any) -> None:

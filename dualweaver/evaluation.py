@@ -20,12 +20,13 @@ from dualweaver.data.frames import Block
 from dualweaver.errors import DataError, SettingError
 from dualweaver.pipeline import Pipeline
 
-__all__ = ["BacktestReport", "backtest", "season_length"]
+__all__ = ["METRIC_NAMES", "BacktestReport", "backtest", "season_length"]
 
 Array = npt.NDArray[np.float64]
 
 METHODS = ("DualWeaver", "zero-shot", "seasonal-naive")
 POINT_METRICS = (mse, mae, rmse, smape)
+METRIC_NAMES = ("mse", "mae", "rmse", "smape", "mase", "pinball", "coverage_80")
 WIDTHS = (20, 40, 60, 80)  # central intervals in per cent; their edges are the deciles but the median
 
 # steps of the season that a naive forecast repeats, by pandas alias without its multiple and anchor
@@ -193,9 +194,8 @@ def _scores(tidy: pd.DataFrame, scales: dict[str, float]) -> pd.DataFrame:
     intervals = evaluate(known, metrics=[mqloss, coverage], models=list(METHODS[:2]), level=list(WIDTHS))
     intervals["metric"] = intervals["metric"].replace({"mqloss": "pinball", "coverage_level80": "coverage_80"})
     scores = pd.concat([points, relative, intervals])
-    order = ["mse", "mae", "rmse", "smape", "mase", "pinball", "coverage_80"]
-    scores = scores[scores["metric"].isin(order)]
-    return _in_order(scores, tidy, metric=order)
+    scores = scores[scores["metric"].isin(METRIC_NAMES)]
+    return _in_order(scores, tidy, metric=list(METRIC_NAMES))
 
 
 def _step_scores(tidy: pd.DataFrame) -> pd.DataFrame:
