@@ -18,7 +18,7 @@ from dualweaver.backbones import Backbone, Forecast
 from dualweaver.calibration import Calibration
 from dualweaver.data.frames import Block
 from dualweaver.data.module import stride_for
-from dualweaver.data.windows import WindowDataset, window_starts
+from dualweaver.data.windows import WindowDataset
 from dualweaver.errors import DataError, SettingError
 from dualweaver.notices import notify
 from dualweaver.pipeline import Pipeline, forecast_windows, replace_targets
@@ -30,7 +30,7 @@ __all__ = ["FitSettings", "Fitted", "fit_pipeline"]
 
 VALIDATION_VALUES = 2**22  # forecast values kept in memory at most when validation is scored
 VALIDATION_WINDOWS = 512
-VALUES_AT_ONCE = 2**20  # cells that are scaled in one go: a copy of the whole table would double the memory
+VALUES_AT_ONCE = 2**17  # cells that are scaled in one go: a copy of the whole table would double the memory
 
 
 @dataclass(frozen=True)
@@ -235,9 +235,9 @@ def _datasets(
         first += rows
     length = context + settings.horizon
     wanted = min(VALIDATION_WINDOWS, max(1, VALIDATION_VALUES // (settings.horizon * targets)))
-    stride = stride_for(len(_starts(tails, length)), wanted)
-    validation = WindowDataset(values, _starts(tails, length, stride), length)
-    train = WindowDataset(values, _starts(heads, context + future) if future else [], context + future)
+    stride = stride_for(sum(map(len, _starts(tails, length))), wanted)
+    validation = WindowDataset(values, _listed(_starts(tails, length, stride)), length)
+    train = WindowDataset(values, _listed(_starts(heads, context + future) if future else []), context + future)
     for windows, needed in ((train, future), (validation, settings.horizon)):
         if needed and len(windows) == 0:
             raise DataError(
@@ -246,9 +246,15 @@ def _datasets(
     return train, validation
 
 
-def _starts(segments: Sequence[range], length: int, stride: int = 1) -> npt.NDArray[np.int64]:
-    """First rows of the windows inside each segment of a table, see `window_starts`."""
-    return np.concatenate([rows.start + window_starts([len(rows)], length, stride) for rows in segments])
+def _starts(segments: Sequence[range], length: int, stride: int = 1) -> list[range]:
+    """First rows of the windows inside each segment of a table, as in `window_starts`: counted from its end."""
+    lasts = [(rows.start, rows.stop - length) for rows in segments]
+    return [range(first + (last - first) % stride, last + 1, stride) for first, last in lasts if last >= first]
+
+
+def _listed(starts: Sequence[range]) -> torch.Tensor:
+    parts = [torch.arange(part.start, part.stop, part.step) for part in starts]
+    return parts[0] if len(parts) == 1 else torch.cat([torch.empty(0, dtype=torch.int64), *parts])
 
 
 def _channel_error(forecast: torch.Tensor, truth: torch.Tensor) -> npt.NDArray[np.float64]:

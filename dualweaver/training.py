@@ -21,6 +21,8 @@ from torchmetrics import MeanSquaredError
 from dualweaver.adapters import Adapter
 from dualweaver.backbones import Backbone
 from dualweaver.data.module import WindowDataModule
+from dualweaver.interrupt import StopOnInterrupt
+from dualweaver.notices import notify
 
 __all__ = ["AdaptationModule", "BestWeights", "TrainingSettings", "seeded", "train_adapter"]
 
@@ -129,9 +131,10 @@ class BestWeights(Callback):
         interrupted: whether the user stopped training.
     """
 
+    interrupted = False
+
     def __init__(self) -> None:
         self.best, self.best_epoch = float("inf"), 0
-        self.interrupted = False
         self.history: list[dict[str, float]] = []
         self._weights: dict[str, Tensor] = {}
         self._rate = float("nan")
@@ -152,9 +155,6 @@ class BestWeights(Callback):
         row = self.history[-1]  # validation ran inside of this epoch
         row["train_loss"] = float(trainer.callback_metrics["train_loss"])
         row["learning_rate"] = self._rate
-
-    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        self.interrupted = isinstance(exception, KeyboardInterrupt)
 
     def restore(self, module: L.LightningModule) -> None:
         """Put the best weights back."""
@@ -224,8 +224,8 @@ def train_adapter(
     """Train an adapter, and leave it (and a thawed backbone) at its best validation error.
 
     The untrained adapter is scored first and counts as a candidate. The backbone is frozen afterwards, whatever
-    happens, and stays on its device. Ctrl-C ends training early with a notice; another error passes through, with the
-    weights where they were when it occurred.
+    happens, and stays on its device. Ctrl-C ends training after the batch at hand, with a notice; another error passes
+    through, with the weights where they were when it occurred.
 
     Returns:
         The course of training.
@@ -238,13 +238,13 @@ def train_adapter(
         horizon=horizon,
         windows=len(data.train_windows),
     )
-    best = BestWeights()
-    callbacks: list[Callback] = [best, EarlyStopping("val_mse", patience=settings.patience, mode="min")]
+    best, stop = BestWeights(), StopOnInterrupt(verbose=settings.verbose)
+    callbacks: list[Callback] = [best, stop, EarlyStopping("val_mse", patience=settings.patience, mode="min")]
     if settings.verbose:
         callbacks.append(ProgressReport(label))
     thawed = backbone.unfrozen() if adapter.trains_backbone else nullcontext()
     device = next(chain(backbone.parameters(), adapter.buffers())).device
-    with seeded(settings.seed), _quiet(), thawed:
+    with seeded(settings.seed), _quiet(), thawed, stop.listening():
         trainer = L.Trainer(
             max_epochs=settings.max_epochs,
             accumulate_grad_batches=settings.accumulate,
@@ -258,15 +258,12 @@ def train_adapter(
             accelerator="auto",
             devices=1,
         )
-        try:
-            trainer.fit(module, datamodule=data)
-        except SystemExit:  # what Lightning makes of Ctrl-C
-            if not best.interrupted:
-                raise
+        trainer.fit(module, datamodule=data)
         best.restore(module)
         module.to(device)
-    if best.interrupted:
-        warnings.warn(f"{label}: interrupted; the best weights so far (epoch {best.best_epoch}) are kept", stacklevel=2)
+    if stop.asked:
+        best.interrupted = True
+        notify(f"{label}: interrupted; the best weights so far (epoch {best.best_epoch}) are kept")
     return best
 
 
