@@ -637,6 +637,8 @@ def test_another_frequency_than_the_fitted_is_refused():
     assert "fitted on 'MS'" in refusal(frame_on(stamps("2022", periods=9, freq="QS")), layout=monthly.layout)
     business = read_table(frame_on(stamps("2001-01-01", periods=60, freq="B")))
     assert again(business, frame_on(stamps("2022-01-03", periods=4, freq="D"))).layout.freq == "B"
+    odd = stamps("2022-01-01", periods=60, freq="h") + pd.to_timedelta([0] * 50 + [7] * 10, "min")
+    assert "10 of 60 stamps are off" in refusal(frame_on(odd), layout=table.layout, columns=table.columns)
     steps = read_table(frame_on(range(60)))
     assert "fitted on 1" in refusal(frame_on(range(0, 60, 2)), layout=steps.layout)
     months = read_table(frame_on(pd.period_range("2001-01", periods=60, freq="M")))
@@ -791,6 +793,7 @@ def test_in_a_panel_mistakes_name_the_entity():
     assert "entity_column='robot' is not a column" in refusal(df, entity_column="robot")
     assert "is empty in 1 rows" in refusal(df.assign(machine=[None, *df.machine[1:]]), entity_column="machine")
     table = read_table(df, entity_column="machine")
+    assert "lists" in refusal(df.assign(machine=[[1]] * len(df)), entity_column="machine")
     assert "'machine'" in refusal(df[["a", "b"]], layout=table.layout, columns=table.columns)
 
 

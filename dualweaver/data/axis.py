@@ -15,7 +15,7 @@ from dualweaver.data.missing import Report
 from dualweaver.data.times import quoted
 from dualweaver.errors import DataError
 
-__all__ = ["Ids", "Segment", "build_axis", "split_rows"]
+__all__ = ["Ids", "Segment", "build_axis", "number_keys", "split_rows"]
 
 Rows = np.ndarray | slice
 
@@ -38,15 +38,24 @@ class Segment:
     index: pd.Index
 
 
+def number_keys(keys: pd.Series, label: Hashable) -> tuple[np.ndarray, list[Hashable]]:
+    """The number `[row]` of each key, and the keys in the order in which they first appear."""
+    try:
+        codes, found = pd.factorize(keys)
+    except TypeError:
+        raise DataError(f"column {label!r} holds lists or the like, which cannot be names: turn it into text") from None
+    if (codes < 0).any():
+        raise DataError(f"column {label!r} is empty in {(codes < 0).sum()} rows: complete or drop them")
+    return codes, found.tolist()
+
+
 def split_rows(keys: pd.Series | None, label: Hashable) -> list[tuple[Hashable | None, Rows]]:
     """The rows of each entity in their order, entities as they first appear."""
     if keys is None:
         return [(None, slice(None))]
-    codes, entities = pd.factorize(keys)
-    if (codes < 0).any():
-        raise DataError(f"entity_column={label!r} is empty in {(codes < 0).sum()} rows: complete or drop them")
+    codes, entities = number_keys(keys, label)
     order = np.argsort(codes, kind="stable")
-    return list(zip(entities.tolist(), np.split(order, np.cumsum(np.bincount(codes))[:-1]), strict=True))
+    return list(zip(entities, np.split(order, np.cumsum(np.bincount(codes))[:-1]), strict=True))
 
 
 def build_axis(
@@ -64,20 +73,20 @@ def build_axis(
     the table that the model was fitted on.
     """
     ordered = [(entity, *_in_order(times, rows, ids, _at(where, entity), report)) for entity, rows in groups]
-    given = True
+    any_gaps = may_move = True
     if freq is not None:
         freq = normalise_freq(freq, times, where)
     elif fitted is not None:
-        freq = fitted.freq
+        freq, may_move = fitted.freq, fitted.freq_given
         for entity, _, stamps, _ in ordered:
-            _check_fitted(stamps, freq, _at(where, entity))
+            _check_fitted(stamps, fitted, _at(where, entity))
     else:
-        given = False
+        any_gaps = may_move = False
         entity, _, longest, _ = max(ordered, key=lambda part: len(part[2]))
         freq = infer_freq(longest, _at(where, entity))
     segments = []
     for entity, rows, stamps, ranks in ordered:
-        grid = lay_out(stamps, freq, _at(where, entity), given)
+        grid = lay_out(stamps, freq, _at(where, entity), any_gaps, may_move)
         report.rows_inserted += grid.inserted
         report.stamps_moved += grid.moved
         positions = grid.positions if ranks is None else grid.positions[ranks]
@@ -130,8 +139,9 @@ def _refuse_repeats(stamp: object, count: int, surplus: int, where: str) -> None
     )
 
 
-def _check_fitted(stamps: pd.Index, freq: Freq, where: str) -> None:
+def _check_fitted(stamps: pd.Index, fitted: Layout, where: str) -> None:
     """Refuse a table whose rows are plainly not as far apart as those that the model was fitted on."""
+    freq = fitted.freq
     if isinstance(stamps, pd.PeriodIndex):
         apart: object = stamps.freqstr
         wrong = apart != freq
@@ -145,8 +155,8 @@ def _check_fitted(stamps: pd.Index, freq: Freq, where: str) -> None:
         nominal = fixed_step(str(freq)) or pd.Timedelta(
             np.diff(pd.date_range(clock[0], periods=9, freq=str(freq))).mean()
         )
-        # A tenth is room for the lengths of months and years
-        wrong = not any(0.9 < step / nominal < 1.1 for step in (usual, middle)) and freq != "B"
+        room = 0.35 if fitted.freq_given else 0.1  # for the lengths of months, and for stamps that scatter
+        wrong = not any(abs(step / nominal - 1) < room for step in (usual, middle)) and freq != "B"
         apart = middle
     else:
         apart = modal(np.diff(stamps.to_numpy()))[0]

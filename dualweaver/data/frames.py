@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from dualweaver.data.axis import build_axis, split_rows
+from dualweaver.data.axis import build_axis, number_keys, split_rows
 from dualweaver.data.layout import LONG_COLUMNS, Layout, Roles, find_roles
 from dualweaver.data.missing import Report, check_policy, fill, refuse_missing
 from dualweaver.data.times import kind_of, quoted, read_times
@@ -161,7 +161,7 @@ def _read_time(frame: pd.DataFrame, roles: Roles, report: Report) -> tuple[pd.In
         where = f"column {roles.time_column!r}"
         return read_times(frame[roles.time_column], where, report.notices).rename(roles.time_column), where
     if roles.entity_column is not None and frame.index.equals(pd.RangeIndex(len(frame))):
-        codes = pd.Series(pd.factorize(frame[roles.entity_column])[0])
+        codes = pd.Series(number_keys(frame[roles.entity_column], roles.entity_column)[0])
         return pd.Index(codes.groupby(codes).cumcount().to_numpy()), "the row number"
     where = "the index" if frame.index.name is None else f"the index {frame.index.name!r}"
     return read_times(frame.index, where, report.notices).rename(frame.index.name), where

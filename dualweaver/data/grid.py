@@ -30,14 +30,14 @@ class Grid:
         return len(self.index) - len(self.positions)
 
 
-def lay_out(times: pd.Index, freq: Freq, where: str, given: bool) -> Grid:
+def lay_out(times: pd.Index, freq: Freq, where: str, any_gaps: bool, may_move: bool) -> Grid:
     """Lay ascending stamps without repeats on the grid of `freq`.
 
-    `given` says that the user chose the frequency: any number of rows may then be missing, and stamps off the grid
-    move to the nearest step. An inferred one must explain nearly all that is there.
+    An inferred frequency must explain nearly all that is there. One that is known allows `any_gaps`, and one that the
+    user chose moves stamps off the grid to the nearest step (`may_move`).
     """
     if isinstance(times, pd.DatetimeIndex):
-        return _lay_out_stamps(times, str(freq), where, given)
+        return _lay_out_stamps(times, str(freq), where, any_gaps, may_move)
     if isinstance(times, pd.PeriodIndex):
         numbers, step = times.asi8, cast(Any, times.freq).n
     else:
@@ -48,14 +48,14 @@ def lay_out(times: pd.Index, freq: Freq, where: str, given: bool) -> Grid:
             f"{where} is irregular: most rows are {freq} apart, but {np.count_nonzero(rest)} of {len(times)} are off "
             f"that grid, the first at {times[int((rest != 0).argmax())]}: correct them, or pass another freq="
         )
-    _check_size(times, positions, freq, where, given)
+    _check_size(times, positions, freq, where, any_gaps)
     count = int(positions[-1]) + 1
     if isinstance(times, pd.PeriodIndex):
         return Grid(pd.period_range(times[0], periods=count, freq=times.freqstr), positions)
     return Grid(pd.RangeIndex(int(numbers[0]), int(numbers[0]) + count * step, step), positions)
 
 
-def _lay_out_stamps(times: pd.DatetimeIndex, freq: str, where: str, given: bool) -> Grid:
+def _lay_out_stamps(times: pd.DatetimeIndex, freq: str, where: str, any_gaps: bool, may_move: bool) -> Grid:
     wall = on_wall_clock(freq)
     clock = to_clock(times, wall)
     step = fixed_step(freq)
@@ -75,18 +75,18 @@ def _lay_out_stamps(times: pd.DatetimeIndex, freq: str, where: str, given: bool)
                     else "correct them, or turn them into periods with .to_period"
                 )
             )
-        _check_size(times, positions, freq, where, given)
+        _check_size(times, positions, freq, where, any_gaps)
         return Grid(from_clock(grid, times.tz, wall), positions)
     positions = np.asarray((clock - start) // step)
     off = np.asarray((clock - start) % step != pd.Timedelta(0))
     if off.any():
-        if not given:
+        if not may_move:
             raise DataError(
                 f"{where} does not fall on a grid of {freq!r}: {off.sum()} of {len(times)} stamps are off, the first "
                 f"is {times[int(off.argmax())]}: pass freq={freq!r} to move each to the nearest step, or resample"
             )
         start, positions = _snap(clock, step, freq, where)
-    _check_size(times, positions, freq, where, given)
+    _check_size(times, positions, freq, where, any_gaps)
     grid = pd.date_range(start, periods=int(positions[-1]) + 1, freq=freq, unit=clock.unit)
     moved = int(np.count_nonzero(grid[positions] != clock))
     return Grid(from_clock(grid, times.tz, wall), positions, moved)
@@ -111,16 +111,16 @@ def _snap(clock: pd.DatetimeIndex, step: pd.Timedelta, freq: str, where: str) ->
     return origin + int(positions[0]) * step, positions - positions[0]
 
 
-def _check_size(times: pd.Index, positions: np.ndarray, freq: Freq, where: str, given: bool) -> None:
+def _check_size(times: pd.Index, positions: np.ndarray, freq: Freq, where: str, any_gaps: bool) -> None:
     """Refuse a grid that is mostly gaps, before anything of its size is made."""
     steps = int(positions[-1]) + 1
     missing = steps - len(times)
-    if given and missing > 100 and missing > MOST_INSERTED * steps:
+    if any_gaps and missing > 100 and missing > MOST_INSERTED * steps:
         raise SettingError(
             f"freq={freq!r} would make {steps} steps from {len(times)} rows of {where}, nearly all of them without a "
             "row: pass a longer one"
         )
-    if given or missing <= MOST_MISSING * steps:
+    if any_gaps or missing <= MOST_MISSING * steps:
         return
     jumps = np.flatnonzero(np.diff(positions) > 1)
     lengths = np.diff(positions)[jumps] - 1

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from dualweaver.data.axis import Ids, Segment
+from dualweaver.data.axis import Ids, Segment, number_keys
 from dualweaver.data.layout import LONG_COLUMNS
 from dualweaver.data.missing import Report
 from dualweaver.data.numeric import NotNumericError, as_float, name_dtype
@@ -37,10 +37,7 @@ def choose(names: list[Hashable], wanted: Sequence[Hashable] | None, report: Rep
 
 def read_ids(frame: pd.DataFrame) -> Ids:
     """The channels of a table in the long form, as they first appear."""
-    codes, names = pd.factorize(frame[LONG_COLUMNS[0]])
-    if (codes < 0).any():
-        raise DataError(f"column {LONG_COLUMNS[0]!r} is empty in {(codes < 0).sum()} rows: complete or drop them")
-    return Ids(codes, names.tolist())
+    return Ids(*number_keys(frame[LONG_COLUMNS[0]], LONG_COLUMNS[0]))
 
 
 def read_wide(
