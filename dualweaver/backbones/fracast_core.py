@@ -190,14 +190,13 @@ class _FutureConv(nn.Module):
         future = future + F.linear(recency, self.in_proj.weight[:, 1:], self.in_proj.bias)
         horizon = fill.shape[1]
         x = torch.cat([tail, future], dim=1)
-        stages, wanted = [], horizon  # from the top down: a stage needs 2 * dilation steps before those it gives
-        for dilation in reversed(self.dilations):
-            stages.append((dilation, wanted))
-            wanted += 2 * dilation
+        wanted = [horizon]  # last steps that each stage has to give, from the top down: two dilations more below
+        for dilation in reversed(self.dilations[1:]):
+            wanted.append(wanted[-1] + 2 * dilation)
         plan, length = [], x.shape[1]
-        for dilation, wanted in reversed(stages):
-            plan.append(Stage(dilation, max(0, length - wanted)))
-            length = min(length, wanted)
+        for dilation, steps in zip(self.dilations, reversed(wanted), strict=True):
+            plan.append(Stage(dilation, start=max(0, length - steps)))
+            length -= plan[-1].start
         return self.out_proj(climb(x, self.block, plan, tail=horizon, norm=False)[1])
 
 

@@ -4,17 +4,18 @@ All training of the method goes through here, and plain autograd would spend mor
 memory than on computing them. So this is one autograd function that
 - takes the series in chunks whose activations stay in the processor's cache,
 - folds what is constant: norm weights and conditioning into the neighbouring products, biases into each other,
-- keeps one normalised activation a stage and recomputes the rest of the stage in the backward pass.
+- keeps two units and the widest activation of a stage, about a third of what autograd would keep.
 
-Notation: unit(v) = v / sqrt(mean(v^2) + eps) over the width. A stage maps x to y = unit(v) by
-w = scale * x + shift, z = unit(w + pw(conv(w))), u = up(z), v = norm1 * z + down(silu(gate) * value), u = [gate, value].
+Notation: unit(v) = v / sqrt(sum(v^2) + floor) over the width, an RMS norm but for a constant. A stage maps x to
+y = unit(v) by w = scale * x + shift, z = unit(w + pw(conv(w))), u = up(z) = [gate, value],
+v = norm1 * z + down(silu(gate) * value).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -23,8 +24,18 @@ from torch.autograd.function import once_differentiable
 
 __all__ = ["FrozenLadder"]
 
-_CHUNK = 1024  # positions a thread: u has 192 floats a position and should fit the second-level cache
+_CHUNK = 2048  # positions a thread; the widest activation, u, then takes 1.5 MB
 _CHUNK_ACCELERATOR = 1 << 17
+
+
+class _Kept(NamedTuple):
+    """What the backward pass of a stage needs; u is `[series * time, 2 * hidden]`, factors divide the units' norms."""
+
+    z: Tensor
+    z_factor: Tensor
+    u: Tensor
+    y: Tensor
+    y_factor: Tensor
 
 
 @dataclass(frozen=True)
@@ -41,10 +52,10 @@ class FrozenLadder:
         dilations, starts: of each stage; its output begins at position `start` of its input.
         norm: whether a further unit follows the last stage.
         tail: last positions wanted.
-        eps: of the norms.
+        floor: added to the sums of squares.
     """
 
-    taps: tuple[Tensor, Tensor, Tensor]
+    taps: tuple[Tensor, ...]
     pw: Tensor
     pw_bias: Tensor
     norm1: Tensor
@@ -59,7 +70,7 @@ class FrozenLadder:
     starts: list[int]
     norm: bool
     tail: int
-    eps: float
+    floor: Tensor
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """`[series, time, width]` to the output's mean over time and its last `tail` positions."""
@@ -72,37 +83,42 @@ class FrozenLadder:
         """Slices of the series."""
         positions = _CHUNK * torch.get_num_threads() if x.device.type == "cpu" else _CHUNK_ACCELERATOR
         step = max(1, positions // x.shape[1])
-        return (slice(first, first + step) for first in range(0, len(x), step))
+        return (slice(first, first + step) for first in range(0, max(len(x), 1), step))
 
-    def climb(self, x: Tensor, kept: list[tuple[Tensor, Tensor]] | None = None) -> tuple[Tensor, Tensor]:
-        """All stages for one chunk; every unit and its factor are appended to `kept`."""
+    def climb(self, x: Tensor, kept: list[Tensor] | None = None) -> tuple[Tensor, Tensor]:
+        """All stages for one chunk; what the backward pass needs is appended to `kept`."""
         for stage in range(len(self.dilations)):
-            z, _, u = self._enter(x, stage)
-            x, factor = self._leave(z, u)
+            step = self._stage(x, stage)
+            x = step.y
             if kept is not None:
-                kept.append((x, factor))
+                kept += step
         x = x * self.norm2
         if self.norm:
-            factor = _unit_(x, self.eps)
+            factor = _unit_(x, self.floor)
             if kept is not None:
-                kept.append((x, factor))
+                kept += (x, factor)
         return x.mean(dim=1), x[:, -self.tail :].clone()
 
-    def descend(self, x: Tensor, kept: list[tuple[Tensor, Tensor]], mean_grad: Tensor, tail_grad: Tensor) -> Tensor:
-        """Gradient to the input `x` of one chunk from what `climb` kept and the gradients to its two results."""
-        length = kept[-1][0].shape[1]
-        grad = (mean_grad / length)[:, None].repeat(1, length, 1)
+    def descend(self, kept: tuple[Tensor, ...], length: int, mean_grad: Tensor, tail_grad: Tensor) -> Tensor:
+        """Gradient to the input of `length` steps of one chunk, from the gradients to the two results of `climb`."""
+        size = len(_Kept._fields)
+        steps = [_Kept(*kept[size * stage : size * (stage + 1)]) for stage in range(len(self.dilations))]
+        final = steps[-1].y.shape[1]
+        grad = (mean_grad / final)[:, None].repeat(1, final, 1)
         grad[:, -self.tail :] += tail_grad
         if self.norm:
-            _unit_backward_(grad, *kept[-1])
+            _unit_backward_(grad, *kept[-2:])
         grad *= self.norm2
-        for stage in reversed(range(len(self.dilations))):
-            _unit_backward_(grad, *kept[stage])
-            grad = self._backward_(grad, kept[stage - 1][0] if stage else x, stage)
+        for stage in reversed(range(len(steps))):
+            grad = self._stage_backward_(grad, steps[stage], stage, steps[stage - 1].y.shape[1] if stage else length)
         return grad
 
-    def _enter(self, x: Tensor, stage: int) -> tuple[Tensor, Tensor, Tensor]:
-        """First half of a stage: z `[series, time, width]`, its factor, and u `[series * time, 2 * hidden]`."""
+    @property
+    def kept_per_chunk(self) -> int:
+        """Tensors that `climb` keeps."""
+        return len(_Kept._fields) * len(self.dilations) + 2 * self.norm
+
+    def _stage(self, x: Tensor, stage: int) -> _Kept:
         w = torch.addcmul(self.shift[stage], x, self.scale[stage])
         start, length = self.starts[stage], x.shape[1]
         conv = w[:, start:] * self.taps[2]
@@ -113,29 +129,27 @@ class FrozenLadder:
         z = w[:, start:].contiguous()
         flat = z.flatten(0, 1)
         flat.addmm_(conv.flatten(0, 1), self.pw).add_(self.pw_bias)
-        factor = _unit_(z, self.eps)
-        return z, factor, torch.addmm(self.up_bias, flat, self.up)
-
-    def _leave(self, z: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-        """Second half of a stage: y `[series, time, width]` and its factor."""
+        z_factor = _unit_(z, self.floor)
+        u = torch.addmm(self.up_bias, flat, self.up)
         gate, value = u.chunk(2, dim=1)
-        v = torch.addcmul(self.down_bias, z, self.norm1)
-        v.flatten(0, 1).addmm_(F.silu(gate).mul_(value), self.down)
-        return v, _unit_(v, self.eps)
+        y = torch.addcmul(self.down_bias, z, self.norm1)
+        y.flatten(0, 1).addmm_(F.silu(gate).mul_(value), self.down)
+        return _Kept(z, z_factor, u, y, _unit_(y, self.floor))
 
-    def _backward_(self, grad: Tensor, x: Tensor, stage: int) -> Tensor:
-        """Gradient to x from the gradient to v, which is overwritten."""
-        z, factor, u = self._enter(x, stage)
-        gate, value = u.chunk(2, dim=1)
+    def _stage_backward_(self, grad: Tensor, kept: _Kept, stage: int, length: int) -> Tensor:
+        """Gradient to x `[series, length, width]` from the gradient to y, which is overwritten."""
+        _unit_backward_(grad, kept.y, kept.y_factor)
+        gate, value = kept.u.chunk(2, dim=1)
         flat = grad.flatten(0, 1)
         hidden_grad = flat @ self.down.t()
-        gate_grad = hidden_grad * value
-        torch.mul(hidden_grad, F.silu(gate), out=value)
-        torch.ops.aten.silu_backward.grad_input(gate_grad, gate, grad_input=gate)  # u is its own gradient now
-        flat.mul_(self.norm1).addmm_(u, self.up.t())
-        _unit_backward_(grad, z, factor)
+        u_grad = torch.empty_like(kept.u)
+        gate_grad, value_grad = u_grad.chunk(2, dim=1)
+        torch.mul(hidden_grad, F.silu(gate), out=value_grad)
+        torch.ops.aten.silu_backward.grad_input(hidden_grad.mul_(value), gate, grad_input=gate_grad)
+        flat.mul_(self.norm1).addmm_(u_grad, self.up.t())
+        _unit_backward_(grad, kept.z, kept.z_factor)
         conv_grad = (flat @ self.pw.t()).view_as(grad)
-        start, length = self.starts[stage], x.shape[1]
+        start = self.starts[stage]
         w_grad = F.pad(grad, (0, 0, start, 0)) if start else grad
         w_grad[:, start:].addcmul_(conv_grad, self.taps[2])
         for tap, offset in self._past(stage):
@@ -154,38 +168,32 @@ class _Climb(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, ladder: FrozenLadder) -> tuple[Tensor, Tensor]:
         kept: list[Tensor] = []
-        ends = []
-        for rows in ladder.chunks(x):
-            pairs: list[tuple[Tensor, Tensor]] = []
-            ends.append(ladder.climb(x[rows], pairs))
-            kept += [tensor for pair in pairs for tensor in pair]
-        ctx.ladder = ladder
-        ctx.save_for_backward(x, *kept)
+        chunks = list(ladder.chunks(x))
+        ends = [ladder.climb(x[rows], kept) for rows in chunks]
+        ctx.ladder, ctx.shape, ctx.chunks = ladder, x.shape, chunks
+        ctx.save_for_backward(*kept)
         return torch.cat([mean for mean, _ in ends]), torch.cat([tail for _, tail in ends])
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, mean_grad: Tensor, tail_grad: Tensor) -> tuple[Tensor, None]:
-        x, *kept = ctx.saved_tensors
-        ladder: FrozenLadder = ctx.ladder
-        pairs = list(zip(kept[::2], kept[1::2], strict=True))
-        depth = len(ladder.dilations) + ladder.norm
-        grad = torch.empty_like(x)
-        for chunk, rows in enumerate(ladder.chunks(x)):
-            own = pairs[chunk * depth : (chunk + 1) * depth]
-            grad[rows] = ladder.descend(x[rows], own, mean_grad[rows], tail_grad[rows])
+        kept, ladder, size = ctx.saved_tensors, ctx.ladder, ctx.ladder.kept_per_chunk
+        grad = tail_grad.new_empty(ctx.shape)
+        for chunk, rows in enumerate(ctx.chunks):
+            own = kept[chunk * size : (chunk + 1) * size]
+            grad[rows] = ladder.descend(own, ctx.shape[1], mean_grad[rows], tail_grad[rows])
         return grad, None
 
 
-def _unit_(v: Tensor, eps: float) -> Tensor:
-    """Divide by the root of the mean square over the last axis, in place; returns the factor."""
-    factor = torch.linalg.vector_norm(v, dim=-1, keepdim=True)
-    factor.square_().div_(v.shape[-1]).add_(eps).rsqrt_()
+def _unit_(v: Tensor, floor: Tensor) -> Tensor:
+    """Divide by the root of the sum of squares over the last axis, in place; returns the factor."""
+    norm = torch.linalg.vector_norm(v, dim=-1, keepdim=True)
+    factor = torch.addcmul(floor, norm, norm).rsqrt_()
     v.mul_(factor)
     return factor
 
 
 def _unit_backward_(grad: Tensor, unit: Tensor, factor: Tensor) -> None:
     """Turn the gradient to a unit into the one to what was normalised, in place."""
-    along = (grad * unit).mean(dim=-1, keepdim=True)
-    grad.addcmul_(unit, along, value=-1).mul_(factor)
+    along = (grad * unit).sum(dim=-1, keepdim=True)
+    grad.sub_(unit * along).mul_(factor)

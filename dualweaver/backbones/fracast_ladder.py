@@ -91,7 +91,8 @@ def causal_conv(x: Tensor, weight: Tensor, bias: Tensor, dilation: int, start: i
     reach = (taps - 1) * dilation
     length = x.shape[1] - start
     x = F.pad(x, (0, 0, reach - start, 0))  # a negative padding cuts
-    shifted = [x[:, k * dilation : k * dilation + length] * weight[:, 0, k] for k in range(taps)]
+    columns = weight[:, 0].t().contiguous()  # strided ones would not be vectorised
+    shifted = [x[:, k * dilation : k * dilation + length] * columns[k] for k in range(taps)]
     return sum(shifted[1:], start=shifted[0]) + bias
 
 
@@ -111,7 +112,9 @@ def climb(x: Tensor, block: SelfSimilarBlock, stages: list[Stage], *, tail: int,
     trained = (*block.parameters(), *(t for stage in stages for t in (stage.scale, stage.shift) if t is not None))
     if not torch.is_grad_enabled() or not any(tensor.requires_grad for tensor in trained):
         with torch.autocast(x.device.type, enabled=False):
-            return _fold(block, stages, tail, norm)(x.to(block.dw_bias.dtype))
+            mean, last = _fold(block, stages, tail, norm)(x.to(block.dw_bias.dtype))
+            scale = x.shape[-1] ** 0.5 if norm else 1.0
+            return mean * scale, last * scale
     for stage in stages:
         if stage.scale is not None and stage.shift is not None:
             x = torch.addcmul(stage.shift, x, stage.scale)
@@ -124,10 +127,12 @@ def climb(x: Tensor, block: SelfSimilarBlock, stages: list[Stage], *, tail: int,
 @torch.no_grad()
 def _fold(block: SelfSimilarBlock, stages: list[Stage], tail: int, norm: bool) -> FrozenLadder:
     """A few dozen tiny products; cheap enough to be done at every call rather than kept and found stale."""
-    first, second, ffn = block.norm1.weight, block.norm2.weight, block.ffn
+    ffn, width = block.ffn, block.dw_bias.shape[0]
+    root = width**0.5  # a norm over the mean square is one over the sum of squares, times this
+    first, second = block.norm1.weight * root, block.norm2.weight * root
     before = [torch.ones_like(second)] + [second] * (len(stages) - 1)  # weight of the norm in front of the stage
     return FrozenLadder(
-        taps=(block.dw_weight[:, 0, 0], block.dw_weight[:, 0, 1], block.dw_weight[:, 0, 2]),
+        taps=block.dw_weight[:, 0].t().contiguous().unbind(),  # strided ones would not be vectorised
         pw=block.pw.weight.t(),
         pw_bias=block.pw(block.dw_bias),
         norm1=first,
@@ -142,5 +147,5 @@ def _fold(block: SelfSimilarBlock, stages: list[Stage], tail: int, norm: bool) -
         starts=[stage.start for stage in stages],
         norm=norm,
         tail=tail,
-        eps=EPS,
+        floor=first.new_tensor(width * EPS),
     )

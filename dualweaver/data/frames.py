@@ -7,7 +7,6 @@ write_table(table.layout, table.columns, [(None, index, {"mean": forecast, 0.9: 
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +21,7 @@ from dualweaver.data.times import kind_of, quoted, read_times
 from dualweaver.data.values import choose, read_ids, read_long, read_wide
 from dualweaver.data.writing import MODEL_NAME, future_index, write_table
 from dualweaver.errors import DataError
+from dualweaver.notices import notify
 
 __all__ = ["MODEL_NAME", "Block", "Layout", "Report", "Table", "future_index", "read_table", "write_table"]
 
@@ -181,4 +181,4 @@ def _announce(report: Report, where: str, freq: object, filled: str, sparse: lis
     if sparse:
         say(f"more than half of {quoted(sparse)} is missing: filled by {filled!r}")
     for notice in report.notices:
-        warnings.warn(notice, UserWarning, stacklevel=3)
+        notify(notice)

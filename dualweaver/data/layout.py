@@ -59,7 +59,7 @@ def _to_json(value: Any) -> Any:
     if isinstance(value, tuple):
         return [_to_json(item) for item in value]
     if isinstance(value, pd.Timestamp):
-        return {"timestamp": value.isoformat()}
+        return {"timestamp": value.isoformat(), "tz": None if value.tz is None else str(value.tz)}
     if isinstance(value, np.generic):
         return _to_json(value.item())
     raise DataError(
@@ -70,7 +70,10 @@ def _to_json(value: Any) -> Any:
 def _from_json(value: Any) -> Any:
     if isinstance(value, list):
         return tuple(_from_json(item) for item in value)
-    return pd.Timestamp(value["timestamp"]) if isinstance(value, dict) else value
+    if not isinstance(value, dict):
+        return value
+    stamp = pd.Timestamp(value["timestamp"])  # with its offset only: the zone has a name
+    return stamp if value["tz"] is None else stamp.tz_convert(value["tz"])
 
 
 @dataclass(frozen=True)
