@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+from matplotlib.figure import Figure
 from utilsforecast.evaluation import evaluate
 from utilsforecast.losses import coverage, mae, mqloss, mse, rmse, smape
 
@@ -19,6 +20,7 @@ from dualweaver.calibration import edges_of
 from dualweaver.data.frames import Block
 from dualweaver.errors import DataError, SettingError
 from dualweaver.pipeline import Pipeline
+from dualweaver.plotting import plot_steps
 
 __all__ = ["METRIC_NAMES", "BacktestReport", "backtest", "season_length"]
 
@@ -78,6 +80,14 @@ class BacktestReport:
             rows["gain"] = 1 - rows["DualWeaver"] / rows["zero-shot"]
         return pd.concat([rows, rows.mean().to_frame("mean").T]).rename_axis("unique_id")
 
+    def plot(self, metric: str = "mse") -> Figure:
+        """How the error of every channel grows with the steps ahead, by forecaster."""
+        known = list(dict.fromkeys(self.steps["metric"]))
+        if metric not in known:
+            raise SettingError(f"metric={metric!r}: by step there are {', '.join(known)}")
+        rows = self.steps[self.steps["metric"] == metric]
+        return plot_steps(rows.set_index("step").drop(columns="metric"), METHODS, metric)
+
     def __str__(self) -> str:
         return self.table().to_string(float_format=lambda value: f"{value:.4g}")
 
@@ -128,6 +138,8 @@ def backtest(
         parts.append(_tidy(block, origins, ids, targets, forecasts))
         scales |= dict(zip(ids, _naive_errors(block, int(origins[0]), targets, season), strict=True))
     tidy = pd.concat(parts, ignore_index=True)
+    if tidy["y"].isna().all():
+        raise DataError("the rows to score hold no known value: pass a frame whose end is not missing")
     return BacktestReport(_scores(tidy, scales), _step_scores(tidy), tidy, windows)
 
 

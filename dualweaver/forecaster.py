@@ -54,6 +54,7 @@ class DualWeaver(BaseEstimator):
         validation_size: share of the rows (or their number) at the end of every entity that select the best epoch,
             decide on the fall-back and calibrate the quantiles.
         targets: columns to forecast, all by default; the others only feed the fusion.
+        quantiles: levels in (0, 1) that `predict` adds where it is not told otherwise.
         time_column, entity_column, freq: see `dualweaver.data.frames.read_table`.
         missing: "interpolate", "ffill" or "raise".
         missing_values: numbers or text that stand for a missing value, such as -9999.
@@ -86,6 +87,7 @@ class DualWeaver(BaseEstimator):
         window_stride: int | None = None,
         validation_size: float | int = 0.2,
         targets: Sequence[Hashable] | None = None,
+        quantiles: Sequence[float] | None = None,
         time_column: Hashable | None = None,
         entity_column: Hashable | None = None,
         freq: Any = None,
@@ -108,6 +110,7 @@ class DualWeaver(BaseEstimator):
         self.window_stride = window_stride
         self.validation_size = validation_size
         self.targets = targets
+        self.quantiles = quantiles
         self.time_column = time_column
         self.entity_column = entity_column
         self.freq = freq
@@ -134,6 +137,7 @@ class DualWeaver(BaseEstimator):
             DataError: the frame cannot be used; the message names the column, entity or stamp.
         """
         settings = FitSettings.checked(self)
+        check_levels(() if self.quantiles is None else self.quantiles)
         table = read_table(
             df,
             time_column=self.time_column,
@@ -176,7 +180,8 @@ class DualWeaver(BaseEstimator):
         Args:
             df: what to continue, with the columns of `fit` in any order; the fitted frame's end by default.
             horizon: steps ahead, the fitted horizon by default.
-            quantiles: levels in (0, 1) to add; columns are named `<column>_q<level>`.
+            quantiles: levels in (0, 1) to add, those of the constructor by default; columns are named
+                `<column>_q<level>`.
             level: widths of central intervals in per cent, such as [80, 95]; columns are named `<column>-lo-80` and
                 `<column>-hi-80`, as in the Nixtla libraries.
 
@@ -186,7 +191,7 @@ class DualWeaver(BaseEstimator):
         """
         check_is_fitted(self, "pipeline_")
         horizon = _positive("horizon", self.horizon if horizon is None else horizon)
-        keys = _quantile_columns(quantiles, level)
+        keys = _quantile_columns(self.quantiles if quantiles is None else quantiles, level)
         levels = tuple(sorted(set(keys.values())))
         blocks = self.tails_ if df is None else self._read(df).blocks
         forecasts = self._forecast_blocks(blocks, horizon, levels)
@@ -246,7 +251,7 @@ class DualWeaver(BaseEstimator):
         check_is_fitted(self, "pipeline_")
         past = self._entity(self.tails_ if df is None else self._read(df).blocks, entity)
         if forecast is None:
-            forecast = self.predict(df, level=[level])
+            forecast = self.predict(df, quantiles=(), level=[level])
         if past.entity is not None:
             forecast = forecast[forecast[self.layout_.entity_column] == past.entity]
         points, band = split_forecast(self.layout_, self.targets_, forecast)

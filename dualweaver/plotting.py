@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -15,7 +16,14 @@ from dualweaver.data.layout import Layout
 from dualweaver.data.writing import MODEL_NAME, suffixed
 from dualweaver.errors import DataError, SettingError
 
-__all__ = ["Band", "plot_channels", "split_forecast"]
+__all__ = ["Band", "plot_channels", "plot_steps", "split_forecast"]
+
+# the forecaster first, then what it is compared with
+_STYLES: tuple[dict[str, Any], ...] = (
+    {"color": "C0", "linewidth": 1.6},
+    {"color": "C1", "linewidth": 1.1, "linestyle": "--"},
+    {"color": "0.6", "linewidth": 1.1, "linestyle": ":"},
+)
 
 Band = tuple[pd.DataFrame, pd.DataFrame, str]  # lower edge, upper edge, label
 
@@ -43,20 +51,49 @@ def plot_channels(
     unknown = [column for column in chosen if column not in first.columns]
     if unknown or not chosen:
         raise SettingError(f"columns={unknown or chosen!r} are not among those forecast: {list(first.columns)!r}")
-    rows = (len(chosen) + 1) // 2 if len(chosen) > 3 else len(chosen)
-    across = 2 if len(chosen) > 3 else 1
-    figure = Figure(figsize=(6.5 * across, 2.1 * rows + 0.8), layout="constrained")
-    axes = figure.subplots(rows, across, squeeze=False, sharex=True)
-    for axis, column in zip(axes.flat, chosen, strict=False):
+    figure, axes = _panels(len(chosen))
+    for axis, column in zip(axes, chosen, strict=True):
         _panel(axis, column, history, forecasts, bands, truth)
-    for axis in axes.flat[len(chosen) :]:
-        axis.set_visible(False)
-    handles, labels = axes.flat[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
+    _add_legend(figure)
     figure.autofmt_xdate()
     if title:
         figure.suptitle(title)
     return figure
+
+
+def plot_steps(errors: pd.DataFrame, forecasters: Sequence[str], metric: str) -> Figure:
+    """One panel a channel: the error of each forecaster by step ahead.
+
+    Args:
+        errors: a row a channel (`unique_id`) and step (the index), a column a forecaster.
+    """
+    channels = list(dict.fromkeys(errors["unique_id"]))
+    figure, axes = _panels(len(channels))
+    for axis, channel in zip(axes, channels, strict=True):
+        rows = errors[errors["unique_id"] == channel]
+        for name, style in zip(forecasters, _STYLES, strict=False):
+            axis.plot(rows.index, rows[name], label=name, **style)
+        axis.set_title(channel, fontsize=10, loc="left")
+        axis.set_ylabel(metric)
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[-1].set_xlabel("steps ahead")
+    _add_legend(figure)
+    return figure
+
+
+def _panels(count: int) -> tuple[Figure, list[Axes]]:
+    """A figure with so many panels, in two columns where there are many."""
+    rows, across = ((count + 1) // 2, 2) if count > 3 else (count, 1)
+    figure = Figure(figsize=(6.5 * across, 2.1 * rows + 0.8), layout="constrained")
+    axes = list(figure.subplots(rows, across, squeeze=False, sharex=True).flat)
+    for axis in axes[count:]:
+        axis.remove()
+    return figure, axes[:count]
+
+
+def _add_legend(figure: Figure) -> None:
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
 
 
 def split_forecast(
@@ -126,9 +163,8 @@ def _panel(
         axis.fill_between(
             _stamps(lower.index), lower[column], upper[column], color="C0", alpha=0.2, linewidth=0, label=label
         )
-    styles = [{"color": "C0", "linewidth": 1.6}, {"color": "C1", "linewidth": 1.1, "linestyle": "--"}]
     for position, (label, frame) in enumerate(forecasts.items()):
-        axis.plot(_stamps(frame.index), frame[column], label=label, **styles[min(position, 1)])  # type: ignore[arg-type]
+        axis.plot(_stamps(frame.index), frame[column], label=label, **_STYLES[min(position, 1)])
     axis.set_title(str(column), fontsize=10, loc="left")
     axis.spines[["top", "right"]].set_visible(False)
     axis.margins(x=0.01)

@@ -106,7 +106,7 @@ def test_widths_outside_of_a_hundred_are_refused(widths):
 def test_levels_come_ascending_once_each_and_a_single_one_needs_no_list():
     assert check_levels([0.9, 0.1, 0.9]) == (0.1, 0.9)
     assert check_levels(0.5) == (0.5,)
-    assert check_percentages(np.array([95, 80])) == (80, 95)
+    assert check_percentages([95, 80]) == (80, 95)
     assert check_levels([]) == ()
 
 

@@ -41,6 +41,7 @@ def test_01_future_stamps_are_one_hour_apart_across_the_october_change(rows_afte
     df = waves(500).set_index(index.tz_convert("Europe/Amsterdam"))
     df.index.freq = None
     forecast = weaver().fit(df).predict()
+    assert isinstance(forecast.index, pd.DatetimeIndex)
     assert str(forecast.index.tz) == "Europe/Amsterdam"
     stamps = pd.DatetimeIndex([df.index[-1], *forecast.index]).tz_convert("UTC")
     assert (np.diff(stamps) == np.timedelta64(1, "h")).all()
