@@ -201,7 +201,7 @@ def test_periods_are_found_and_noise_has_none() -> None:
     assert periods[1].tolist() == [0, 0, 0, 0]
 
 
-@pytest.mark.parametrize("length", [7, 2049])
+@pytest.mark.parametrize("length", [0, 7, 2049])
 def test_a_context_length_out_of_range_is_refused(length: int) -> None:
     with pytest.raises(SettingError, match=f"context_length={length}.*between 8 and 2048"):
         load_backbone("fracast", context_length=length)

@@ -16,6 +16,7 @@ from dualweaver.errors import CheckpointError, SettingError
 
 __all__ = ["FracastBackbone"]
 
+_CONTEXT = 512
 _MIN_CONTEXT = 8  # as in the package
 _SPAN_FLOOR = 1e-5
 
@@ -36,7 +37,7 @@ class FracastBackbone(Backbone):
         self,
         model: FracastModel,
         *,
-        context_length: int = 512,
+        context_length: int = _CONTEXT,
         checkpoint: str | None = None,
         revision: str | None = None,
     ) -> None:
@@ -67,7 +68,8 @@ class FracastBackbone(Backbone):
             raise SettingError(f"revision={revision!r}: Fracast is loaded from a directory, which has no revisions")
         directory = Path(fracast.__file__).parent / "weights" if checkpoint is None else Path(checkpoint)
         model = _load(directory).to(dtype or torch.float32)
-        return cls(model, context_length=context_length or 512, checkpoint=checkpoint)
+        context_length = _CONTEXT if context_length is None else context_length
+        return cls(model, context_length=context_length, checkpoint=checkpoint)
 
     def native(self, context: Tensor) -> Tensor:
         """`[series, time]` to `[series, 48, 9]`; the window is scaled by its minimum and its range."""
