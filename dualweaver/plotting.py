@@ -88,6 +88,7 @@ def _panels(count: int) -> tuple[Figure, list[Axes]]:
     axes = list(figure.subplots(rows, across, squeeze=False, sharex=True).flat)
     for axis in axes[count:]:
         axis.remove()
+        axes[count - 2].tick_params(labelbottom=True)  # nothing stands below this one
     return figure, axes[:count]
 
 

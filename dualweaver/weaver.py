@@ -21,6 +21,7 @@ from dualweaver.errors import SettingError
 
 __all__ = ["CNNFusion", "MLPFusion", "Weaver", "fusion_width", "make_fusion", "surrogate_bound"]
 
+FUSION_LIMIT = 1e3  # standard deviations: beyond, what F adds to other channels would drown them in float32
 SCALE_FLOOR = 1e-2  # a and b stay at or above this, so that a + b never comes near zero
 
 
@@ -109,7 +110,7 @@ class Weaver(nn.Module):
 
         F is evaluated once, so that both surrogates carry the same dropout mask and F cancels in training too.
         """
-        fused = self.fusion(x)
+        fused = self.fusion(x.clamp(-FUSION_LIMIT, FUSION_LIMIT))
         own = x.index_select(-1, self.targets)
         return self.a * own + fused, fused - self.b * own
 

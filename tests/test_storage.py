@@ -102,6 +102,7 @@ def test_a_full_disk_at_any_moment_leaves_a_whole_save_and_one_error(faults, tmp
         except CheckpointError as error:
             messages.append(str(error))
             expected = {before}
+            assert (tmp_path / "saved").is_dir()  # under its own name
         faults.rest()
         assert saved(tmp_path / "saved") in expected, at
     assert len(messages) >= 6

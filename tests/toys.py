@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pytest
 import torch
 from torch import Tensor, nn
 
-from dualweaver import DualWeaver
+from dualweaver import DualWeaver, DualWeaverError
 
 CONTEXT, HORIZON = 32, 8
 
@@ -64,3 +65,11 @@ def weaver(backbone: nn.Module | str | None = None, **settings: Any) -> DualWeav
 def long_form(df: pd.DataFrame) -> pd.DataFrame:
     """A wide frame as `unique_id`, `ds`, `y`."""
     return df.rename_axis("ds").reset_index().melt("ds", var_name="unique_id", value_name="y")[["unique_id", "ds", "y"]]
+
+
+def refusal(call: Any, *args: Any, **kwargs: Any) -> str:
+    """The message of a refusal, which must be one line."""
+    with pytest.raises(DualWeaverError) as caught:
+        call(*args, **kwargs)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
