@@ -169,7 +169,9 @@ def test_entities_are_forecast_apart():
 def test_an_entity_too_short_to_train_on_is_forecast_where_it_has_a_context():
     short = panel().query("machine != 'y' or time >= '2024-01-07'")
     assert (short["machine"] == "y").sum() == 56
+    short.loc[short["machine"] == "y", "a"] += 1e4
     model = weaver(entity_column="machine", validation_size=60).fit(short)
+    assert (model.pipeline_.scaler.mean_ < 100).all()  # all of its rows are validation rows
     assert model.predict().shape == (3 * HORIZON, 4)
     with pytest.raises(DataError, match="entity 'y' has 20 rows: the backbone needs at least 32"):
         model.predict(short[(short["machine"] == "x") | (short["time"] >= "2024-01-08 12:00")])
