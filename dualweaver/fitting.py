@@ -19,6 +19,7 @@ from dualweaver.calibration import Calibration
 from dualweaver.data.frames import Block
 from dualweaver.data.module import stride_for
 from dualweaver.data.windows import WindowDataset
+from dualweaver.effort import epoch_windows, validation_windows
 from dualweaver.errors import DataError, SettingError
 from dualweaver.notices import notify
 from dualweaver.pipeline import Pipeline, forecast_windows, replace_targets
@@ -29,7 +30,6 @@ from dualweaver.weaver import FUSIONS
 __all__ = ["FitSettings", "Fitted", "fit_pipeline"]
 
 VALIDATION_VALUES = 2**22  # forecast values kept in memory at most when validation is scored
-VALIDATION_WINDOWS = 512
 VALUES_AT_ONCE = 2**17  # cells that are scaled in one go: a copy of the whole table would double the memory
 
 
@@ -114,7 +114,10 @@ def fit_pipeline(backbone: Backbone, blocks: Sequence[Block], targets: Sequence[
     future = max((stage.future_steps(backbone, settings.horizon) for stage in stages), default=0)
     context = _context_for(backbone, [len(block.index) for block in blocks], borders, future, settings)
     scaler = _fit_scaler([block.values[:border] for block, border in zip(blocks, borders, strict=True)])
-    train, validation = _datasets(blocks, borders, scaler, context, future, settings, len(targets))
+    series = max((stage.series_per_window for stage in stages), default=len(targets))
+    wanted = validation_windows(epoch_windows(backbone, context, settings.horizon, series))
+    wanted = min(wanted, max(1, VALIDATION_VALUES // (settings.horizon * len(targets))))
+    train, validation = _datasets(blocks, borders, scaler, context, future, settings.horizon, wanted)
     # a backbone that is trained is a copy: the caller's, and what zero-shot means, stay as they are
     inner = copy.deepcopy(backbone) if settings.trains_backbone else backbone
     nowhere = np.zeros(len(targets), dtype=bool)
@@ -215,13 +218,13 @@ def _datasets(
     scaler: StandardScaler,
     context: int,
     future: int,
-    settings: FitSettings,
-    targets: int,
+    horizon: int,
+    wanted: int,
 ) -> tuple[WindowDataset, WindowDataset]:
     """Training and validation windows, both views of one float32 table `[time, channel]` of all entities.
 
     Training windows hold `future` steps after the context (0: nothing is trained), validation windows a horizon.
-    Validation windows forecast validation rows only; at most about `VALIDATION_WINDOWS` of them are kept.
+    Validation windows forecast validation rows only; about `wanted` of them are kept.
     """
     values = torch.empty(sum(len(block.index) for block in blocks), blocks[0].values.shape[1])
     heads, tails, first = [], [], 0
@@ -233,12 +236,11 @@ def _datasets(
         heads.append(range(first, first + border))
         tails.append(range(first + max(0, border - context), first + rows))
         first += rows
-    length = context + settings.horizon
-    wanted = min(VALIDATION_WINDOWS, max(1, VALIDATION_VALUES // (settings.horizon * targets)))
+    length = context + horizon
     stride = stride_for(sum(map(len, _starts(tails, length))), wanted)
     validation = WindowDataset(values, _listed(_starts(tails, length, stride)), length)
     train = WindowDataset(values, _listed(_starts(heads, context + future) if future else []), context + future)
-    for windows, needed in ((train, future), (validation, settings.horizon)):
+    for windows, needed in ((train, future), (validation, horizon)):
         if needed and len(windows) == 0:
             raise DataError(
                 f"no entity has {windows.length} consecutive rows for a context of {context} and {needed} steps ahead"

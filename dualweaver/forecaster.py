@@ -50,7 +50,8 @@ class DualWeaver(BaseEstimator):
         regularisation: weight of the collapse regulariser in "reconstruction".
         fine_tune: fine-tune the backbone first, then freeze and adapt it.
         max_epochs, batch_size, learning_rate: of the training; the learning rate is the adapter's own where None.
-        window_stride: steps between training windows; None leaves about two thousand windows an epoch.
+        window_stride: steps between training windows; None leaves two thousand windows an epoch, fewer for a costly
+            backbone or many channels (see `dualweaver.effort`).
         validation_size: share of the rows (or their number) at the end of every entity that select the best epoch,
             decide on the fall-back and calibrate the quantiles.
         targets: columns to forecast, all by default; the others only feed the fusion.

@@ -14,6 +14,7 @@ from torch import Tensor
 from dualweaver.adapters import Adapter, AdaPTS, FineTune, ZeroShot
 from dualweaver.data.module import WindowDataModule, stride_for
 from dualweaver.data.windows import WindowDataset
+from dualweaver.effort import epoch_windows
 from dualweaver.pipeline import Pipeline
 from dualweaver.training import BestWeights, TrainingSettings, train_adapter
 
@@ -22,10 +23,9 @@ if TYPE_CHECKING:
 
 __all__ = ["fit_reconstruction", "make_stages", "train_stages"]
 
-TRAINING_WINDOWS = 2048  # an epoch, where window_stride is left to us
 SERIES_PER_BATCH = 2048  # series that carry gradients at once; wider batches are accumulated
 
-LEARNING_RATES = {"dualweaver": 1e-3, "adapts": 1e-3}
+LEARNING_RATES = {"dualweaver": 3e-3, "adapts": 1e-3}
 FINE_TUNING_RATES = (1e-5, 1e-4, 1e-3)  # each is tried for one epoch, where the user names none
 
 # The pre-fit of AdaPTS. Each epoch sees random rows, so that its cost does not grow with the table.
@@ -114,12 +114,13 @@ def _train_stage(
     rate: float,
     max_epochs: int | None = None,
 ) -> BestWeights:
+    wanted = epoch_windows(pipeline.backbone, pipeline.context_length, settings.horizon, adapter.series_per_window)
     at_once = max(1, SERIES_PER_BATCH // max(adapter.series_per_window, adapter.channels))
     accumulate = math.ceil(settings.batch_size / at_once)
     data = WindowDataModule(
         train,
         validation,
-        stride=settings.window_stride or stride_for(len(train), TRAINING_WINDOWS),
+        stride=settings.window_stride or stride_for(len(train), wanted),
         batch_size=math.ceil(settings.batch_size / accumulate),
         validation_batch_size=at_once,
         seed=settings.seed,

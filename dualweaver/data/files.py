@@ -36,8 +36,7 @@ def write_file(frame: pd.DataFrame, path: str | os.PathLike[str], *, index: bool
     if file.suffix == ".parquet":
         write_aside(file, lambda aside: frame.to_parquet(aside, index=index or None))
     else:
-        compression = "gzip" if file.suffix == ".gz" else None
-        write_aside(file, lambda aside: frame.to_csv(aside, index=index, compression=compression))
+        write_aside(file, lambda aside: frame.to_csv(aside, index=index))  # compressed where the ending says so
 
 
 def write_aside(file: Path, write: Callable[[Path], object]) -> None:
