@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -220,3 +222,23 @@ def test_the_default_configuration_has_the_published_size() -> None:
 def test_a_model_of_the_published_size_forecasts() -> None:
     backbone = TimerBackbone(TimerForPrediction(TimerConfig()))
     assert backbone.forecast(torch.randn(2, backbone.context_length), 192).mean.shape == (2, 192)
+
+
+@pytest.mark.slow
+def test_a_timer_of_the_real_size_loads_and_forecasts_without_a_second_copy_of_its_weights(tmp_path: Path) -> None:
+    TimerForPrediction(TimerConfig()).save_pretrained(tmp_path)
+    script = f"""
+import resource
+import numpy as np, torch
+import dualweaver.backbones.timer
+from dualweaver import load_backbone
+torch.set_num_threads(2)
+torch.randn(512, 512) @ torch.randn(512, 512)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+backbone = load_backbone("timer:{tmp_path}")
+assert np.isfinite(backbone.forecast(np.random.randn(7, 2880), 96).mean).all()
+weights = sum(parameter.numel() for parameter in backbone.parameters()) * 4 / 1024
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / weights)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert float(done.stdout) < 1.3
