@@ -59,6 +59,9 @@ def forecast(
     missing_value: MissingValue = None,
     max_epochs: Epochs = 10,
     save: Annotated[Path | None, typer.Option(help="folder to keep the fitted forecaster in")] = None,
+    resume: Annotated[
+        Path | None, typer.Option(help="folder that keeps how far the fit has come; run again to go on from there")
+    ] = None,
     seed: Seed = 0,
     quiet: Quiet = False,
 ) -> None:
@@ -68,7 +71,7 @@ def forecast(
     levels = _levels(quantiles)
     model = _model(locals())
     frame = read_file(data)
-    model.fit(frame)
+    model.fit(frame, resume=resume)
     future = model.predict(quantiles=levels)
     if save is not None:
         model.save(save)

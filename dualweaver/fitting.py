@@ -23,6 +23,7 @@ from dualweaver.effort import epoch_windows, validation_windows
 from dualweaver.errors import DataError, SettingError
 from dualweaver.notices import notify
 from dualweaver.pipeline import Pipeline, forecast_windows, replace_targets
+from dualweaver.resume import ResumeFolder, describe_fit
 from dualweaver.stages import make_stages, train_stages
 from dualweaver.training import seeded
 from dualweaver.weaver import FUSIONS
@@ -99,13 +100,20 @@ class Fitted:
     scores: pd.DataFrame
 
 
-def fit_pipeline(backbone: Backbone, blocks: Sequence[Block], targets: Sequence[int], settings: FitSettings) -> Fitted:
+def fit_pipeline(
+    backbone: Backbone,
+    blocks: Sequence[Block],
+    targets: Sequence[int],
+    settings: FitSettings,
+    resume: ResumeFolder | None = None,
+) -> Fitted:
     """Train on the head of every block, select, fall back and calibrate on its tail.
 
     Args:
         backbone: frozen; its weights change only where `settings` say so.
         blocks: one an entity, `[time, channel]` each.
         targets: positions of the channels to forecast.
+        resume: where to keep how far training has come, and to go on from.
     """
     borders = [_validation_start(len(block.index), settings) for block in blocks]
     channels = blocks[0].values.shape[1]
@@ -118,6 +126,8 @@ def fit_pipeline(backbone: Backbone, blocks: Sequence[Block], targets: Sequence[
     wanted = validation_windows(epoch_windows(backbone, context, settings.horizon, series))
     wanted = min(wanted, max(1, VALIDATION_VALUES // (settings.horizon * len(targets))))
     train, validation = _datasets(blocks, borders, scaler, context, future, settings.horizon, wanted)
+    if resume is not None:
+        resume.claim(describe_fit(settings, backbone, scaler, list(targets), train, validation))
     # a backbone that is trained is a copy: the caller's, and what zero-shot means, stay as they are
     inner = copy.deepcopy(backbone) if settings.trains_backbone else backbone
     nowhere = np.zeros(len(targets), dtype=bool)
@@ -127,7 +137,7 @@ def fit_pipeline(backbone: Backbone, blocks: Sequence[Block], targets: Sequence[
     error = baseline = _channel_error(untouched.mean, truth)
     forecast = untouched
     pipeline.untouched_calibration = pipeline.calibration = _calibrate(untouched, truth)
-    history = train_stages(stages, pipeline, train, validation, settings)
+    history = train_stages(stages, pipeline, train, validation, settings, resume)
     if stages:
         adapted, _ = forecast_windows(adapter, inner, validation, context, seed=settings.seed)
         adapted_error = _channel_error(adapted.mean, truth)

@@ -24,6 +24,7 @@ from dualweaver.fitting import FitSettings, fit_pipeline
 from dualweaver.notices import notify
 from dualweaver.pipeline import ArrayForecast, Pipeline
 from dualweaver.plotting import plot_channels, split_forecast
+from dualweaver.resume import ResumeFolder
 
 __all__ = ["DualWeaver"]
 
@@ -125,17 +126,20 @@ class DualWeaver(BaseEstimator):
     targets_: tuple[Hashable, ...]
     pipeline_: Pipeline
 
-    def fit(self, df: Any, y: None = None) -> DualWeaver:
+    def fit(self, df: Any, y: None = None, *, resume: str | os.PathLike[str] | None = None) -> DualWeaver:
         """Adapt the backbone to a frame and remember its last rows.
 
         Args:
             df: wide (one row a time step, one numeric column a channel), long (`unique_id`, `ds`, `y`), or wide per
                 entity with `entity_column`.
             y: unused, for scikit-learn.
+            resume: folder that keeps how far the fit has come. The same fit with the same folder goes on from there,
+                after a crash or Ctrl-C, and ends with the bits of an undisturbed one; see `dualweaver.resume`.
 
         Raises:
             SettingError: an argument is out of range.
             DataError: the frame cannot be used; the message names the column, entity or stamp.
+            CheckpointError: the resume folder belongs to another fit, or cannot be written.
         """
         settings = FitSettings.checked(self)
         check_levels(() if self.quantiles is None else self.quantiles)
@@ -155,15 +159,16 @@ class DualWeaver(BaseEstimator):
                 f"horizon {settings.horizon} is beyond the backbone's native horizon of {backbone.native_horizon} "
                 "steps: forecasts are rolled forward, fed back as context"
             )
-        fitted = fit_pipeline(backbone, table.blocks, targets, settings)
+        kept = None if resume is None else ResumeFolder(resume, list(map(repr, table.columns)))
+        fitted = fit_pipeline(backbone, table.blocks, targets, settings, kept)
         self.layout_, self.columns_ = table.layout, table.columns
         self.targets_ = tuple(table.columns[position] for position in targets)
         self.pipeline_ = fitted.pipeline
         self.context_length_ = fitted.pipeline.context_length
         self.history_ = fitted.history
         self.scores_ = fitted.scores.set_axis(pd.Index(self.targets_, name="channel", tupleize_cols=False))
-        kept = max(self.context_length_, 2 * settings.horizon)  # what a forecast sees, and what a plot shows
-        self.tails_ = tuple(_tail(block, kept) for block in table.blocks)
+        rows = max(self.context_length_, 2 * settings.horizon)  # what a forecast sees, and what a plot shows
+        self.tails_ = tuple(_tail(block, rows) for block in table.blocks)
         self.n_features_in_ = len(self.columns_)
         if self.verbose:
             print(self._summary(), file=sys.stderr)

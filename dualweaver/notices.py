@@ -12,8 +12,10 @@ _PACKAGE = str(Path(__file__).parent)
 
 
 def notify(message: str) -> None:
-    """Warn of something that was repaired or decided, with the first line outside of the package as its place."""
-    level, frame = 1, sys._getframe()
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
-        level, frame = level + 1, frame.f_back
+    """Warn of something that was repaired or decided, with the line that called the package as its place."""
+    level, depth, frame = 1, 1, sys._getframe()
+    while (caller := frame.f_back) is not None:  # to the end: Lightning may lie between our own frames
+        if frame.f_code.co_filename.startswith(_PACKAGE):
+            level = depth + 1
+        depth, frame = depth + 1, caller
     warnings.warn(message, UserWarning, stacklevel=level)

@@ -16,6 +16,7 @@ from dualweaver.data.module import WindowDataModule, stride_for
 from dualweaver.data.windows import WindowDataset
 from dualweaver.effort import epoch_windows
 from dualweaver.pipeline import Pipeline
+from dualweaver.resume import ResumeFolder, Stage
 from dualweaver.training import BestWeights, TrainingSettings, train_adapter
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ def train_stages(
     train: WindowDataset,
     validation: WindowDataset,
     settings: FitSettings,
+    resume: ResumeFolder | None = None,
 ) -> pd.DataFrame:
     """Train one stage after the other; each is left at its best validation error.
 
@@ -61,6 +63,7 @@ def train_stages(
         train: windows with the most `Adapter.future_steps` that any stage needs.
         validation: windows of context and horizon.
         settings: those of the fit.
+        resume: where to keep how far training has come, and to go on from.
 
     Returns:
         One row an epoch: `stage`, `epoch`, `train_loss`, `val_mse`, `learning_rate`. In "adapts: reconstruction",
@@ -71,15 +74,17 @@ def train_stages(
         if isinstance(adapter, AdaPTS):
             seen = train.values[_covered(train)]
             unseen = validation.values[_covered(validation, pipeline.context_length)]
-            course = fit_reconstruction(adapter, seen, unseen, settings.seed)
-            history += _named(f"{adapter.name}: reconstruction", course)
+            name = f"{adapter.name}: reconstruction"
+            history += _named(name, _reconstruct(adapter, seen, unseen, settings.seed, _stage(resume, name)))
         rate = settings.learning_rate if adapter is pipeline.adapter else None
         if rate is None and isinstance(adapter, FineTune):
-            rate, trials = _choose_rate(adapter, pipeline, train, validation, settings)
+            rate, trials = _choose_rate(adapter, pipeline, train, validation, settings, resume)
             history += trials
             if rate is None:
                 break
-        trained = _train_stage(adapter, pipeline, train, validation, settings, rate or LEARNING_RATES[adapter.name])
+        rate = rate or LEARNING_RATES[adapter.name]
+        stage = _stage(resume, adapter.name)
+        trained = _train_stage(adapter, pipeline, train, validation, settings, rate, stage)
         history += _named(adapter.name, trained.history)
         if trained.interrupted:
             break
@@ -87,7 +92,12 @@ def train_stages(
 
 
 def _choose_rate(
-    adapter: FineTune, pipeline: Pipeline, train: WindowDataset, validation: WindowDataset, settings: FitSettings
+    adapter: FineTune,
+    pipeline: Pipeline,
+    train: WindowDataset,
+    validation: WindowDataset,
+    settings: FitSettings,
+    resume: ResumeFolder | None,
 ) -> tuple[float | None, History]:
     """The learning rate with the lowest validation error after one epoch, each tried on the untouched weights.
 
@@ -96,9 +106,11 @@ def _choose_rate(
     history: History = []
     errors: dict[float, float] = {}
     for rate in FINE_TUNING_RATES:
-        course = _train_stage(adapter, pipeline, train, validation, settings, rate, max_epochs=1)
+        name = f"{adapter.name}: trial of {rate:g}"
+        stage = _stage(resume, name, weights=False)
+        course = _train_stage(adapter, pipeline, train, validation, settings, rate, stage, max_epochs=1)
         pipeline.backbone.load_state_dict(pipeline.untouched.state_dict())
-        history += _named(f"{adapter.name}: trial of {rate:g}", course.history)
+        history += _named(name, course.history)
         if course.interrupted:
             return None, history
         errors[rate] = course.history[-1]["val_mse"]
@@ -112,6 +124,7 @@ def _train_stage(
     validation: WindowDataset,
     settings: FitSettings,
     rate: float,
+    stage: Stage | None,
     max_epochs: int | None = None,
 ) -> BestWeights:
     wanted = epoch_windows(pipeline.backbone, pipeline.context_length, settings.horizon, adapter.series_per_window)
@@ -140,7 +153,24 @@ def _train_stage(
         context_length=pipeline.context_length,
         horizon=settings.horizon,
         label=adapter.name,
+        stage=stage,
     )
+
+
+def _stage(resume: ResumeFolder | None, name: str, *, weights: bool = True) -> Stage | None:
+    return None if resume is None else resume.stage(name, weights=weights)
+
+
+def _reconstruct(adapter: AdaPTS, train: Tensor, validation: Tensor, seed: int, stage: Stage | None) -> History:
+    """`fit_reconstruction`, or what is kept of it."""
+    kept = stage.result() if stage else None
+    if kept is not None:
+        adapter.load_state_dict(kept["weights"])
+        return kept["history"]
+    history = fit_reconstruction(adapter, train, validation, seed)
+    if stage:
+        stage.finish({"history": history, "weights": adapter.state_dict()})
+    return history
 
 
 def fit_reconstruction(adapter: AdaPTS, train: Tensor, validation: Tensor, seed: int) -> History:

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from dualweaver.errors import CheckpointError
 
-__all__ = ["ADAPTER", "BACKBONE", "CONFIG", "FORMAT", "read_folder", "write_folder"]
+__all__ = ["ADAPTER", "BACKBONE", "CONFIG", "FORMAT", "read_folder", "replace_file", "write_folder"]
 
 FORMAT = 1
 CONFIG = "config.json"
@@ -69,6 +69,18 @@ def write_folder(
     finally:
         if aside is not None:
             _remove(aside)
+
+
+def replace_file(file: Path, content: bytes, aside: Path) -> None:
+    """Write a file whole or not at all: first as `aside` in the same folder, then renamed."""
+    try:
+        _write(aside, content)
+        aside.replace(file)
+    except OSError:
+        with contextlib.suppress(OSError):
+            aside.unlink()
+        raise
+    _flush_folder(file.parent)
 
 
 def read_folder(folder: str | os.PathLike[str]) -> tuple[dict[str, Any], Tensors, Tensors | None]:

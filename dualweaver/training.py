@@ -23,6 +23,7 @@ from dualweaver.backbones import Backbone
 from dualweaver.data.module import WindowDataModule
 from dualweaver.interrupt import StopOnInterrupt
 from dualweaver.notices import notify
+from dualweaver.resume import SaveEpochs, Stage
 
 __all__ = ["AdaptationModule", "BestWeights", "TrainingSettings", "seeded", "train_adapter"]
 
@@ -81,11 +82,13 @@ class AdaptationModule(L.LightningModule):
         targets = len(adapter.targets)
         self.val_mse = MeanSquaredError(num_outputs=targets)
         # constants of the windows and the frozen model: each is computed once, when training first sees its window
-        self.register_buffer(
-            "references", torch.full((windows if adapter.needs_reference else 0, targets), torch.nan), persistent=False
-        )
+        self.register_buffer("references", torch.full((windows if adapter.needs_reference else 0, targets), torch.nan))
 
     references: Tensor
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        # dropout and sampled losses depend on seed and batch alone, so that a resumed training draws them again
+        torch.manual_seed(self.settings.seed * 1_000_003 + self.trainer.fit_loop.total_batch_idx)
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         positions, window = batch
@@ -119,6 +122,17 @@ class AdaptationModule(L.LightningModule):
         optimizer.register_step_post_hook(lambda *_: self.adapter.project())
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=settings.max_epochs, eta_min=1e-8)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "epoch"}}
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        for name in self._frozen():
+            del checkpoint["state_dict"][name]
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["state_dict"].update(self._frozen())
+
+    def _frozen(self) -> dict[str, Tensor]:
+        """What a checkpoint does not hold: the backbone, unless it is trained."""
+        return {} if self.adapter.trains_backbone else self.backbone.state_dict(prefix="backbone.")
 
 
 class BestWeights(Callback):
@@ -156,6 +170,13 @@ class BestWeights(Callback):
         row["train_loss"] = float(trainer.callback_metrics["train_loss"])
         row["learning_rate"] = self._rate
 
+    def state_dict(self) -> dict[str, Any]:
+        return {"best": self.best, "best_epoch": self.best_epoch, "history": self.history, "weights": self._weights}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.best, self.best_epoch = state_dict["best"], state_dict["best_epoch"]
+        self.history, self._weights = state_dict["history"], state_dict["weights"]
+
     def restore(self, module: L.LightningModule) -> None:
         """Put the best weights back."""
         with torch.no_grad():
@@ -189,7 +210,7 @@ class ProgressReport(Callback):
     def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
         if self.task is None:
             steps = int(trainer.num_training_batches) * (trainer.max_epochs or 1)
-            self.task = self.bar.add_task(self.label, total=steps)
+            self.task = self.bar.add_task(self.label, total=steps, completed=trainer.fit_loop.total_batch_idx)
             self._describe(trainer)
         self.bar.advance(self.task)
 
@@ -220,12 +241,14 @@ def train_adapter(
     context_length: int,
     horizon: int,
     label: str = "adapting",
+    stage: Stage | None = None,
 ) -> BestWeights:
     """Train an adapter, and leave it (and a thawed backbone) at its best validation error.
 
     The untrained adapter is scored first and counts as a candidate. The backbone is frozen afterwards, whatever
     happens, and stays on its device. Ctrl-C ends training after the batch at hand, with a notice; another error passes
-    through, with the weights where they were when it occurred.
+    through, with the weights where they were when it occurred. With `stage`, training goes on where an earlier process
+    left it, and is not repeated where that had finished.
 
     Returns:
         The course of training.
@@ -242,28 +265,38 @@ def train_adapter(
     callbacks: list[Callback] = [best, stop, EarlyStopping("val_mse", patience=settings.patience, mode="min")]
     if settings.verbose:
         callbacks.append(ProgressReport(label))
+    kept, start = (stage.result(), stage.newest()) if stage else (None, None)
+    if stage:
+        callbacks.append(SaveEpochs(stage))
     thawed = backbone.unfrozen() if adapter.trains_backbone else nullcontext()
     device = next(chain(backbone.parameters(), adapter.buffers())).device
     with seeded(settings.seed), _quiet(), thawed, stop.listening():
-        trainer = L.Trainer(
-            max_epochs=settings.max_epochs,
-            accumulate_grad_batches=settings.accumulate,
-            gradient_clip_val=settings.gradient_clip,
-            callbacks=callbacks,
-            logger=False,
-            enable_checkpointing=False,
-            enable_model_summary=False,
-            enable_progress_bar=False,
-            num_sanity_val_steps=-1,  # all of validation: scores the untrained adapter
-            accelerator="auto",
-            devices=1,
-        )
-        trainer.fit(module, datamodule=data)
+        if kept is not None:
+            best.load_state_dict(kept)
+        else:
+            trainer = L.Trainer(
+                max_epochs=settings.max_epochs,
+                accumulate_grad_batches=settings.accumulate,
+                gradient_clip_val=settings.gradient_clip,
+                callbacks=callbacks,
+                plugins=stage,
+                logger=False,
+                enable_checkpointing=stage is not None,
+                enable_model_summary=False,
+                enable_progress_bar=False,
+                # all of validation: scores the untrained adapter, which a checkpoint holds already
+                num_sanity_val_steps=0 if start else -1,
+                accelerator="auto",
+                devices=1,
+            )
+            trainer.fit(module, datamodule=data, ckpt_path=start)
         best.restore(module)
         module.to(device)
     if stop.asked:
         best.interrupted = True
         notify(f"{label}: interrupted; the best weights so far (epoch {best.best_epoch}) are kept")
+    elif stage and kept is None:
+        stage.finish(best.state_dict())
     return best
 
 

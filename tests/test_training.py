@@ -14,7 +14,7 @@ from toy_backbones import LinearToy, NormalisedToy
 
 from dualweaver.adapters import Adapter, DualWeaverAdapter, FineTune, make_adapter
 from dualweaver.backbones import Backbone, ModuleBackbone
-from dualweaver.data.module import WindowDataModule
+from dualweaver.data.module import PhasedSampler, WindowDataModule
 from dualweaver.data.windows import WindowDataset, window_starts
 from dualweaver.training import BestWeights, TrainingSettings, train_adapter
 
@@ -186,6 +186,26 @@ def test_a_reference_kept_by_position_equals_a_fresh_one() -> None:
     assert len(seen) > 10
     for kept, fresh in seen:
         torch.testing.assert_close(kept, fresh)
+
+
+@pytest.mark.parametrize("rows", [79, 80, 81])
+def test_every_epoch_is_validated_however_many_windows_its_phase_has(rows: int) -> None:
+    """64 to 66 windows: with a stride of two, the second batch of 32 would come in some epochs only."""
+    loaded = WindowDataModule(windows(rows), windows(60, seed=1), batch_size=32, stride=2)
+    course = train(weaver(), NormalisedToy(), loaded, max_epochs=3)
+    assert [row["epoch"] for row in course.history] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(("windows", "stride"), [(10, 1), (10, 3), (11, 4), (3, 5)])
+def test_the_phases_of_the_stride_see_every_window_but_a_few_of_the_oldest(windows: int, stride: int) -> None:
+    sampler = PhasedSampler(windows, stride, seed=1)
+    epochs = []
+    for epoch in range(min(stride, windows)):
+        sampler.set_epoch(epoch)
+        epochs.append(list(sampler))
+    seen = sorted(position for epoch in epochs for position in epoch)
+    assert {len(epoch) for epoch in epochs} == {len(sampler)}
+    assert seen == list(range(windows % min(stride, windows), windows))
 
 
 def test_scales_stay_positive_throughout_training() -> None:

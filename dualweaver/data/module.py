@@ -31,8 +31,9 @@ class _NumberedWindows(Dataset[tuple[Tensor, Tensor]]):
 class PhasedSampler(Sampler[int]):
     """Every `stride`-th window an epoch, shuffled, starting at another phase each epoch.
 
-    Strided windows make an epoch cheap; moving the phase lets training see all of them over the epochs. A pure function
-    of seed and epoch, so that a resumed training continues with the same windows.
+    Strided windows make an epoch cheap; moving the phase lets training see all of them over the epochs, except fewer
+    than `stride` at the very start: epochs are of one length, since Lightning counts the batches of the first one only.
+    A pure function of seed and epoch, so that a resumed training continues with the same windows.
     """
 
     def __init__(self, windows: int, stride: int, seed: int) -> None:
@@ -44,10 +45,11 @@ class PhasedSampler(Sampler[int]):
         self.epoch = epoch
 
     def _positions(self) -> Tensor:
-        return torch.arange(self.phases[self.epoch % self.stride], self.windows, self.stride)
+        first = self.windows % self.stride + self.phases[self.epoch % self.stride]
+        return torch.arange(first, self.windows, self.stride)
 
     def __len__(self) -> int:
-        return len(self._positions())
+        return self.windows // self.stride
 
     def __iter__(self) -> Iterator[int]:
         positions = self._positions()
