@@ -62,29 +62,51 @@ def interpolate_levels(values: Array, known: Sequence[float], wanted: Sequence[f
 
 @dataclass(frozen=True)
 class Calibration:
-    """Offsets `[step, channel, level]` at `LEVELS`, in scaled units."""
+    """Offsets `[step, channel, level]` at `LEVELS`, in units of the spread of the context they belong to.
+
+    Errors grow with how much a channel moves at the time; residuals divided by that are closer to exchangeable, so
+    intervals keep their coverage when the data get calmer or wilder (locally weighted conformal prediction: Lei et al.,
+    "Distribution-free predictive inference for regression", 2018, section 5.2).
+    """
 
     offsets: npt.NDArray[np.float32]
 
     @classmethod
-    def fit(cls, truth: Array, mean: Array, quantiles: Array | None, levels: Sequence[float]) -> Calibration:
+    def fit(
+        cls,
+        truth: Array,
+        mean: Array,
+        quantiles: Array | None,
+        levels: Sequence[float],
+        spread: Array | None = None,
+    ) -> Calibration:
         """Offsets from forecasts of unseen windows.
 
         Args:
             truth, mean: `[window, step, channel]`.
             quantiles: `[window, step, channel, level]`, or None for point forecasts.
             levels: of the last axis.
+            spread: of the contexts, `[window, channel]`; 1 where None.
         """
+        unit = 1.0 if spread is None else spread[:, None, :]
         offsets = np.empty((*truth.shape[1:], len(LEVELS)), dtype=np.float32)
-        residuals = None if quantiles is not None else np.sort(truth - mean, axis=0)
+        residuals = None if quantiles is not None else np.sort((truth - mean) / unit, axis=0)
         for position, level in enumerate(LEVELS):
             if quantiles is not None:
-                residuals = np.sort(truth - interpolate_levels(quantiles, levels, [level])[..., 0], axis=0)
+                base = interpolate_levels(quantiles, levels, [level])[..., 0]
+                residuals = np.sort((truth - base) / unit, axis=0)
             assert residuals is not None
             offsets[..., position] = _conformal_quantile(residuals, level)
         return cls(offsets)
 
-    def apply(self, mean: Array, quantiles: Array | None, levels: Sequence[float], wanted: Sequence[float]) -> Array:
+    def apply(
+        self,
+        mean: Array,
+        quantiles: Array | None,
+        levels: Sequence[float],
+        wanted: Sequence[float],
+        spread: Array | None = None,
+    ) -> Array:
         """Calibrated quantiles `[window, step, channel, wanted]`, ascending.
 
         Steps beyond those calibrated use the last one's offsets.
@@ -92,7 +114,8 @@ class Calibration:
         steps = np.minimum(np.arange(mean.shape[1]), len(self.offsets) - 1)
         shift = interpolate_levels(self.offsets[steps].astype(np.float64), LEVELS, wanted)
         base = mean[..., None] if quantiles is None else interpolate_levels(quantiles, levels, wanted)
-        return np.sort(base + shift, axis=-1)
+        unit = 1.0 if spread is None else spread[:, None, :, None]
+        return np.sort(base + shift * unit, axis=-1)
 
 
 def _conformal_quantile(ordered: Array, level: float) -> Array:

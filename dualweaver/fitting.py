@@ -22,7 +22,7 @@ from dualweaver.data.windows import WindowDataset
 from dualweaver.effort import epoch_windows, validation_windows
 from dualweaver.errors import DataError, SettingError
 from dualweaver.notices import notify
-from dualweaver.pipeline import Pipeline, forecast_windows, replace_targets
+from dualweaver.pipeline import Pipeline, context_spread, forecast_windows, replace_targets
 from dualweaver.resume import ResumeFolder, describe_fit
 from dualweaver.stages import make_stages, train_stages
 from dualweaver.training import seeded
@@ -134,9 +134,10 @@ def fit_pipeline(
     pipeline = Pipeline(inner, adapter, scaler, context, backbone, nowhere, seed=settings.seed)
 
     untouched, truth = forecast_windows(pipeline.zero_shot().adapter, backbone, validation, context, seed=settings.seed)
+    spread = _spreads(validation, context, targets)
     error = baseline = _channel_error(untouched.mean, truth)
     forecast = untouched
-    pipeline.untouched_calibration = pipeline.calibration = _calibrate(untouched, truth)
+    pipeline.untouched_calibration = pipeline.calibration = _calibrate(untouched, truth, spread)
     history = train_stages(stages, pipeline, train, validation, settings, resume)
     if stages:
         adapted, _ = forecast_windows(adapter, inner, validation, context, seed=settings.seed)
@@ -144,7 +145,7 @@ def fit_pipeline(
         pipeline.fallback = ~(adapted_error < baseline)
         error = np.where(pipeline.fallback, baseline, adapted_error)
         forecast = _mixed(adapted, untouched, np.flatnonzero(pipeline.fallback))
-        pipeline.calibration = _calibrate(forecast, truth)
+        pipeline.calibration = _calibrate(forecast, truth, spread)
     return Fitted(pipeline, history, _scores(error, baseline, pipeline.fallback, settings.adapter))
 
 
@@ -156,9 +157,16 @@ def _mixed(adapted: Forecast, untouched: Forecast, rows: npt.NDArray[np.int64]) 
     return replace_targets(adapted, Forecast(untouched.mean[..., rows], quantiles, untouched.levels), rows)
 
 
-def _calibrate(forecast: Forecast, truth: torch.Tensor) -> Calibration:
+def _calibrate(forecast: Forecast, truth: torch.Tensor, spread: npt.NDArray[np.float64]) -> Calibration:
     quantiles = None if forecast.quantiles is None else forecast.quantiles.double().numpy()
-    return Calibration.fit(truth.double().numpy(), forecast.mean.double().numpy(), quantiles, forecast.levels)
+    return Calibration.fit(truth.double().numpy(), forecast.mean.double().numpy(), quantiles, forecast.levels, spread)
+
+
+def _spreads(windows: WindowDataset, context: int, targets: Sequence[int]) -> npt.NDArray[np.float64]:
+    """`context_spread` of many windows, a few at a time."""
+    chunks = torch.arange(len(windows)).split(VALUES_AT_ONCE // (windows.length * windows.values.shape[1]) or 1)
+    contexts = (windows.__getitems__(chunk.tolist())[:, :context] for chunk in chunks)
+    return np.concatenate([context_spread(part, np.asarray(targets)) for part in contexts])
 
 
 def _validation_start(rows: int, settings: FitSettings) -> int:

@@ -20,9 +20,10 @@ from dualweaver.backbones import Backbone, Forecast
 from dualweaver.calibration import Calibration
 from dualweaver.data.windows import WindowDataset
 
-__all__ = ["ArrayForecast", "Pipeline", "forecast_windows", "replace_targets"]
+__all__ = ["ArrayForecast", "Pipeline", "context_spread", "forecast_windows", "replace_targets"]
 
 Array = npt.NDArray[np.float64]
+SPREAD_FLOOR = 0.05  # of the training rows' standard deviation
 SERIES_AT_ONCE = 2048  # series that go through the backbone in one call when no gradients are kept
 
 
@@ -86,7 +87,8 @@ class Pipeline:
         if levels:
             assert self.calibration is not None
             base = None if raw.quantiles is None else raw.quantiles.numpy().astype(np.float64)
-            quantiles = self.calibration.apply(mean, base, raw.levels, levels)
+            spread = context_spread(scaled, self.targets)
+            quantiles = self.calibration.apply(mean, base, raw.levels, levels, spread)
             quantiles = quantiles * own[:, None] + centre[:, None]
         return ArrayForecast(mean * own + centre, quantiles)
 
@@ -127,6 +129,15 @@ def forecast_windows(
     contexts = (windows.__getitems__(chunk.tolist())[:, :context_length] for chunk in order)
     futures = windows.windows[windows.starts, context_length:]
     return _in_chunks(adapter, backbone, contexts, horizon, seed), futures.index_select(-1, adapter.targets.cpu())
+
+
+def context_spread(contexts: Tensor, targets: npt.NDArray[np.int64]) -> Array:
+    """How much each target moves in its context, `[window, target]`: the unit of the quantiles' offsets.
+
+    The standard deviation, with a little added so that a channel at rest keeps a band.
+    """
+    own = contexts.index_select(-1, torch.as_tensor(targets)).double()
+    return own.std(dim=1, correction=0).numpy() + SPREAD_FLOOR
 
 
 def replace_targets(adapted: Forecast | None, untouched: Forecast | None, rows: npt.NDArray[np.int64]) -> Forecast:

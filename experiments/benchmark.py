@@ -32,7 +32,7 @@ from dualweaver.data.frames import Block
 from dualweaver.data.splits import split_borders
 from dualweaver.data.windows import WindowDataset
 from dualweaver.fitting import FitSettings, fit_pipeline
-from dualweaver.pipeline import Pipeline
+from dualweaver.pipeline import Pipeline, context_spread
 
 STORE = Path(__file__).parent / "results.csv"
 KEYS = ["data", "backbone", "horizon", "settings", "seed", "test_stride"]
@@ -128,7 +128,9 @@ def score(pipeline: Pipeline, windows: WindowDataset, stride: int) -> dict[str, 
             sums[f"test_{name}mae"] += float(error.abs().mean()) * len(batch)
         assert pipeline.calibration is not None
         base = None if forecast.quantiles is None else forecast.quantiles.double().numpy()
-        edges = pipeline.calibration.apply(forecast.mean.double().numpy(), base, forecast.levels, lower_upper)
+        spread = context_spread(batch[:, :context], pipeline.targets)
+        mean = forecast.mean.double().numpy()
+        edges = pipeline.calibration.apply(mean, base, forecast.levels, lower_upper, spread)
         inside = (edges[..., 0] <= truth.numpy()) & (truth.numpy() <= edges[..., 1])
         sums["coverage_80"] += float(inside.mean()) * len(batch)
     return {name: value / len(positions) for name, value in sums.items()}

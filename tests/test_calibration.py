@@ -120,3 +120,22 @@ def test_the_intervals_of_a_fitted_forecaster_hold_on_rows_it_has_not_seen(adapt
     table = model.backtest(df, windows=100, step=9).table("coverage_80")
     assert table.loc["mean", "DualWeaver"] == pytest.approx(0.8, abs=0.03)
     assert table.loc["mean", "zero-shot"] == pytest.approx(0.8, abs=0.03)
+
+
+def test_intervals_keep_their_coverage_when_the_data_get_wilder():
+    random = np.random.default_rng(3)
+
+    def residuals(windows: int, spread: np.ndarray) -> np.ndarray:
+        return random.normal(size=(windows, STEPS, CHANNELS)) * spread[:, None, :]
+
+    calm, wild = (np.full((400, CHANNELS), size) * random.uniform(0.5, 2, (400, CHANNELS)) for size in (1.0, 3.0))
+    zero = np.zeros((400, STEPS, CHANNELS))
+    calibration = Calibration.fit(residuals(400, calm), zero, None, (), calm)
+    truth = residuals(400, wild)
+
+    def covered(spread: np.ndarray | None) -> float:
+        edges = calibration.apply(zero, None, (), (0.1, 0.9), spread)
+        return float(((edges[..., 0] <= truth) & (truth <= edges[..., 1])).mean())
+
+    assert covered(wild) == pytest.approx(0.8, abs=0.03)
+    assert covered(None) < 0.6
