@@ -19,13 +19,14 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 import torch
 import typer
 
 from dualweaver import DualWeaver
 from dualweaver.backbones import load_backbone
-from dualweaver.calibration import edges_of
+from dualweaver.calibration import edges_of, interpolate_levels
 from dualweaver.data.catalogue import describe_dataset, load_dataset
 from dualweaver.data.files import write_file
 from dualweaver.data.frames import Block
@@ -114,6 +115,8 @@ def score(pipeline: Pipeline, windows: WindowDataset, stride: int) -> dict[str, 
     sums: dict[str, float] = dict.fromkeys(
         ("test_mse", "test_mae", "test_zero_shot_mse", "test_zero_shot_mae", "coverage_80"), 0.0
     )
+    if pipeline.backbone.quantile_levels:
+        sums["coverage_80_uncalibrated"] = 0.0  # of the backbone's own quantiles, through the symmetric rule
     positions = torch.arange(0, len(windows), stride)
     for chunk in positions.split(64):
         batch = windows.__getitems__(chunk.tolist())
@@ -129,11 +132,18 @@ def score(pipeline: Pipeline, windows: WindowDataset, stride: int) -> dict[str, 
         assert pipeline.calibration is not None
         base = None if forecast.quantiles is None else forecast.quantiles.double().numpy()
         spread = context_spread(batch[:, :context], pipeline.targets)
-        mean = forecast.mean.double().numpy()
-        edges = pipeline.calibration.apply(mean, base, forecast.levels, lower_upper, spread)
-        inside = (edges[..., 0] <= truth.numpy()) & (truth.numpy() <= edges[..., 1])
-        sums["coverage_80"] += float(inside.mean()) * len(batch)
+        centre = forecast.mean.double().numpy()
+        edges = pipeline.calibration.apply(centre, base, forecast.levels, lower_upper, spread)
+        sums["coverage_80"] += _inside(edges, truth) * len(batch)
+        if base is not None:
+            own = interpolate_levels(base, forecast.levels, lower_upper)
+            sums["coverage_80_uncalibrated"] += _inside(own, truth) * len(batch)
     return {name: value / len(positions) for name, value in sums.items()}
+
+
+def _inside(edges: npt.NDArray[np.float64], truth: torch.Tensor) -> float:
+    """Share of the truth `[window, step, channel]` between both edges `[window, step, channel, 2]`."""
+    return float(((edges[..., 0] <= truth.numpy()) & (truth.numpy() <= edges[..., 1])).mean())
 
 
 def _parsed(text: str) -> tuple[str, Any]:
