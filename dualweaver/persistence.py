@@ -194,11 +194,19 @@ def _fine_tuned(untouched: Backbone, weights: Mapping[str, Tensor] | None, folde
     if weights is None:
         raise CheckpointError(f"{Path(folder) / CONFIG} does not list {BACKBONE}, which holds the fine-tuned weights")
     inner = copy.deepcopy(untouched)
+    _refuse_other_types(inner, weights, file)
     try:
         inner.load_state_dict(dict(weights))
     except RuntimeError as error:
         raise CheckpointError(f"{file} does not fit the backbone {untouched.name!r} ({_reason(error)})") from error
     return inner.freeze()
+
+
+def _refuse_other_types(module: nn.Module, weights: Mapping[str, Tensor], file: Path) -> None:
+    """Loading would convert them in silence."""
+    for name, expected in module.state_dict().items():
+        if name in weights and weights[name].dtype != expected.dtype:
+            raise CheckpointError(f"the tensor {name!r} in {file} is {weights[name].dtype}; expected {expected.dtype}")
 
 
 def _restore(
@@ -214,7 +222,9 @@ def _restore(
     columns, targets = parts["columns"], parts["targets"]
     try:
         adapter = parts["settings"].make_adapter(len(columns), targets)
-        adapter.load_state_dict({name[8:]: value for name, value in tensors.items() if name.startswith("adapter.")})
+        weights = {name[8:]: value for name, value in tensors.items() if name.startswith("adapter.")}
+        _refuse_other_types(adapter, weights, Path(folder) / ADAPTER)
+        adapter.load_state_dict(weights)
         tails = tuple(
             Block(
                 entity,
@@ -227,6 +237,8 @@ def _restore(
         scores = parts["scores"].set_axis(
             pd.Index([columns[at] for at in targets], name="channel", tupleize_cols=False)
         )
+    except CheckpointError:
+        raise
     except (LookupError, TypeError, ValueError, RuntimeError, AttributeError) as error:
         raise CheckpointError(f"{folder}: {CONFIG} and {ADAPTER} do not belong together ({_reason(error)})") from error
     scaler = StandardScaler()

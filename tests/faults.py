@@ -106,7 +106,12 @@ def _stop(tell: int, heard: int, folder: Path | None) -> None:
     if not _watched:  # from the first forward on
         _watched.append(watch)
         flush = os.fsync
-        os.fsync = lambda handle: (stop(), flush(handle))[1]
+
+        def fsync(fd: Any) -> None:
+            stop()
+            flush(fd)
+
+        os.fsync = fsync
         if folder is not None:
             sys.addaudithook(watch)
     stop()

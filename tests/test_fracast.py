@@ -235,7 +235,7 @@ def test_a_missing_foreign_or_misshapen_tensor_is_named(tmp_path: Path) -> None:
     for changed, message in (
         ({k: v for k, v in state.items() if k != "head.queries"}, "'head.queries' is missing"),
         (state | {"head.extra": torch.zeros(1)}, "'head.extra' is not one"),
-        (state | {"head.queries": torch.zeros(2, 2)}, r"'head.queries' has shape \[2, 2\], expected \[48, 64\]"),
+        (state | {"head.queries": torch.zeros(2, 2)}, r"'head.queries' has shape \[2, 2\], .* \[48, 64\]"),
     ):
         save_file(changed, directory / "model.safetensors")
         with pytest.raises(CheckpointError, match=message):

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import fracast
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
 from dualweaver.backbones.base import Backbone
 from dualweaver.backbones.fracast_core import FracastConfig, FracastModel
+from dualweaver.backbones.headers import refuse_misfits
 from dualweaver.errors import CheckpointError, SettingError
 
 __all__ = ["FracastBackbone"]
@@ -116,21 +116,11 @@ def _load(directory: Path) -> FracastModel:
     for file in (config_file, weights_file):
         if not file.is_file():
             raise CheckpointError(f"{directory}: {file.name} is missing")
-    model = FracastModel(FracastConfig.from_file(config_file))
-    try:
-        found = load_file(weights_file)
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{weights_file} is damaged ({error})") from error
-    expected = model.state_dict()
-    for name in sorted(expected.keys() | found.keys()):
-        if name not in found:
-            raise CheckpointError(f"{weights_file}: tensor {name!r} is missing")
-        if name not in expected:
-            raise CheckpointError(f"{weights_file}: tensor {name!r} is not one of this model's")
-        if found[name].shape != expected[name].shape:
-            raise CheckpointError(
-                f"{weights_file}: tensor {name!r} has shape {list(found[name].shape)}, "
-                f"expected {list(expected[name].shape)}"
-            )
+    config = FracastConfig.from_file(config_file)
+    refuse_misfits(weights_file, vars(config), lambda: FracastModel(config), [weights_file])
+    model, found = FracastModel(config), load_file(weights_file)
+    foreign = sorted(found.keys() - model.state_dict().keys())
+    if foreign:
+        raise CheckpointError(f"{weights_file}: tensor {foreign[0]!r} is not one of this model's")
     model.load_state_dict(found)
     return model

@@ -1,7 +1,8 @@
 """Loading a transformers model of ours from a directory or a hub, with errors that name the file or tensor.
 
 `from_pretrained` does the work: hub names, revisions, dtypes and sharded files are the library's. Weights are read
-from safetensors only and code that comes with a checkpoint is never run.
+from safetensors only, after their shapes were compared with the configuration, and code that comes with a checkpoint is
+never run, nor downloaded.
 """
 
 from __future__ import annotations
@@ -13,13 +14,17 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from safetensors import SafetensorError
+from huggingface_hub import snapshot_download
 from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
+from dualweaver.backbones.headers import refuse_misfits
 from dualweaver.errors import CheckpointError
 
 __all__ = ["load_pretrained"]
+
+CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+READ = (CONFIG, INDEX, "*.safetensors")
 
 Model = TypeVar("Model", bound=PreTrainedModel)
 
@@ -39,56 +44,87 @@ def load_pretrained(
         CheckpointError: no such folder or hub name, another model's checkpoint, a damaged file, or a tensor that is
             missing or has another shape.
     """
-    _check_directory(model_class, checkpoint)
+    directory = _directory(checkpoint, revision)
+    config = _read_config(model_class, checkpoint, directory)
+    refuse_misfits(
+        checkpoint,
+        config,
+        lambda: model_class(model_class.config_class.from_dict(config)),  # type: ignore[union-attr]
+        _weight_files(checkpoint, directory),
+    )
     try:
         with _quiet():
-            loaded: Any = model_class.from_pretrained(
-                checkpoint,
-                revision=revision or "main",
+            return model_class.from_pretrained(
+                directory,
                 dtype=dtype or "auto",
                 use_safetensors=True,
                 trust_remote_code=False,
-                ignore_mismatched_sizes=True,  # so that the report names them; refused below
-                output_loading_info=True,
+                local_files_only=True,
             )
-            model, report = loaded
-    except SafetensorError as error:
-        raise CheckpointError(f"{checkpoint}: the safetensors file is damaged ({error})") from error
-    except (OSError, KeyError, json.JSONDecodeError) as error:
-        first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    except (OSError, KeyError, AttributeError, TypeError, ValueError, RuntimeError, ImportError) as error:
+        raise CheckpointError(f"cannot load {checkpoint!r} ({_reason(error)})") from error
+
+
+def _directory(checkpoint: str, revision: str | None) -> Path:
+    """Where the files are; those of a hub name are downloaded, unless they are there already. Code never is."""
+    if Path(checkpoint).is_dir():
+        return Path(checkpoint)
+    try:
+        with _quiet():
+            return Path(
+                snapshot_download(
+                    checkpoint, revision=revision or "main", allow_patterns=list(READ), ignore_patterns=["*/*"]
+                )
+            )
+    except (OSError, ValueError) as error:  # the hub's own errors are both
         raise CheckpointError(
-            f"cannot load {checkpoint!r} ({first_line}); give a local directory that holds config.json and "
+            f"cannot load {checkpoint!r} ({_reason(error)}); give a local directory that holds config.json and "
             "model.safetensors, or a hub name while the hub can be reached"
         ) from error
-    missing = sorted(report["missing_keys"])
-    if missing:
-        raise CheckpointError(f"{checkpoint}: tensor {missing[0]!r} is missing ({len(missing)} in all)")
-    mismatched = sorted(report["mismatched_keys"])
-    if mismatched:
-        name, found, expected = mismatched[0]
-        raise CheckpointError(
-            f"{checkpoint}: tensor {name!r} has shape {list(found)}, the configuration asks for {list(expected)}"
-        )
-    return model
 
 
-def _check_directory(model_class: type[PreTrainedModel], checkpoint: str) -> None:
-    """Refuse another model's directory before its weights are read."""
-    directory = Path(checkpoint)
-    if not directory.is_dir():
-        return
-    config_file = directory / "config.json"
-    if not config_file.is_file():
-        raise CheckpointError(f"{directory}: config.json is missing")
-    try:
-        found = json.loads(config_file.read_text()).get("model_type")
-    except (json.JSONDecodeError, AttributeError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"{config_file} is not a JSON object ({error})") from error
+def _read_config(model_class: type[PreTrainedModel], checkpoint: str, directory: Path) -> dict[str, Any]:
+    """The configuration, unless it is another model's or asks for what is not done here."""
+    file = directory / CONFIG
+    if not file.is_file():
+        raise CheckpointError(f"{checkpoint}: {CONFIG} is missing")
+    config = _read_json(file)
     expected = model_class.config_class.model_type  # type: ignore[union-attr]
-    if found != expected:
-        raise CheckpointError(f"{directory} holds a model of type {found!r}; expected {expected!r}")
-    if not list(directory.glob("*.safetensors")):
-        raise CheckpointError(f"{directory}: no *.safetensors file; other weight formats are not read")
+    if config.get("model_type") != expected:
+        raise CheckpointError(f"{checkpoint} holds a model of type {config.get('model_type')!r}; expected {expected!r}")
+    if "quantization_config" in config:
+        raise CheckpointError(f"{checkpoint}: its weights are quantised, which is not supported")
+    if (directory / "adapter_config.json").exists():  # would lead on to other folders, or to the hub
+        raise CheckpointError(f"{checkpoint}: adapter_config.json makes it another library's adapter, not a model")
+    return config
+
+
+def _weight_files(checkpoint: str, directory: Path) -> list[Path]:
+    if (directory / WEIGHTS).is_file():
+        return [directory / WEIGHTS]
+    if not (directory / INDEX).is_file():
+        raise CheckpointError(f"{checkpoint}: neither {WEIGHTS} nor {INDEX} is there; other formats are not read")
+    shards = _read_json(directory / INDEX).get("weight_map")
+    if not isinstance(shards, dict):
+        raise CheckpointError(f"{directory / INDEX} has no weight_map")
+    for name in shards.values():
+        if not isinstance(name, str) or Path(name).name != name:
+            raise CheckpointError(f"{directory / INDEX} lists {str(name)[:50]!r}, which is no file beside it")
+    return [directory / name for name in sorted(set(shards.values()))]
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        if not isinstance(content, dict):
+            raise ValueError(type(content).__name__)
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{file} is not a JSON object ({_reason(error)})") from error
+    return content
+
+
+def _reason(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
 @contextmanager
