@@ -108,8 +108,8 @@ class ResumeFolder:
             for name, here in described.items() if known is not None else ():
                 if (there := known and known.get(name)) != here:
                     raise CheckpointError(
-                        f"resume folder {self.path} belongs to another fit: {name} {there} there, {here} here; choose "
-                        "another folder, or remove this one"
+                        f"resume folder {self.path} belongs to another fit: {name} {_short(there)} there, "
+                        f"{_short(here)} here; choose another folder, or remove this one"
                     )
             self.path.mkdir(parents=True, exist_ok=True)
             # also where it is there already: a folder that cannot be written shows before any training
@@ -225,6 +225,11 @@ class SaveEpochs(Checkpoint):
         assert trainer.max_epochs is not None
         if not trainer.should_stop and trainer.current_epoch + 1 < trainer.max_epochs:
             self.stage.save_epoch(trainer)
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 100 else f"{text[:70]} ... {text[-25:]}"
 
 
 def _epoch(name: str) -> int:

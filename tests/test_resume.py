@@ -196,6 +196,15 @@ def test_another_fit_is_refused_by_what_differs_and_harms_nothing(name, tmp_path
     assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
 
 
+def test_many_columns_do_not_make_a_long_message(tmp_path):
+    df = pd.DataFrame(np.random.default_rng(0).normal(size=(120, 300)), columns=[f"sensor {i}" for i in range(300)])
+    model(max_epochs=1).fit(df, resume=tmp_path)
+    message = refusal(model(max_epochs=1).fit, df.rename(columns={"sensor 299": "last"}), resume=tmp_path)
+    assert "'sensor 299'\"] there" in message
+    assert "\"'last'\"] here" in message
+    assert len(message) < 500
+
+
 def test_how_much_is_printed_is_not_part_of_a_fit(tmp_path, capsys):
     model().fit(waves(), resume=tmp_path)
     model(verbose=True).fit(waves(), resume=tmp_path)
