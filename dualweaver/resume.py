@@ -98,7 +98,6 @@ class ResumeFolder:
         Raises:
             CheckpointError: it belongs to another fit or to something else, or cannot be written.
         """
-        # as it will be read again
         described = json.loads(json.dumps({"columns": self.columns, **described}, default=lambda number: number.item()))
         manifest = self.path / MANIFEST
         try:
@@ -228,8 +227,7 @@ class SaveEpochs(Checkpoint):
 
 
 def _short(value: Any) -> str:
-    text = str(value)
-    return text if len(text) <= 100 else f"{text[:70]} ... {text[-25:]}"
+    return text if len(text := str(value)) <= 100 else f"{text[:70]} ... {text[-25:]}"
 
 
 def _epoch(name: str) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -11,6 +12,7 @@ import golden
 import pandas as pd
 import pytest
 import torch
+from traps import Trap
 
 from dualweaver.data.catalogue import describe_dataset, load_dataset
 
@@ -45,6 +47,17 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def sprung(tmp_path: Path) -> Iterator[Path]:
+    """The file that a trap would create; it works, and is never there after a test."""
+    file = tmp_path / "sprung"
+    pickle.loads(pickle.dumps(Trap(file)))
+    assert file.exists()
+    file.unlink()
+    yield file
+    assert not file.exists()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -1,14 +1,10 @@
-"""Nothing that is read from disk runs, and nothing is made in a size that a file merely claims."""
+"""Checkpoints of backbones: nothing in them runs, and nothing is made in a size that they merely claim."""
 
 from __future__ import annotations
 
-import hashlib
 import json
-import pickle
 import shutil
-import struct
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +12,13 @@ import fracast
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from test_resume import bits, killed, model
-from torch.utils._python_dispatch import TorchDispatchMode
-from toys import Toy, refusal, waves, weaver
+from toys import refusal
+from traps import HEADERS, cheap_refusal, edit, traps
 
-from dualweaver import DualWeaver
 from dualweaver.backbones import load_backbone
 from dualweaver.backbones.sundial import SundialConfig, SundialForPrediction
 from dualweaver.backbones.timer import TimerConfig, TimerForPrediction
 from dualweaver.backbones.ttm import TinyTimeMixerConfig, TinyTimeMixerForPrediction
-from dualweaver.resume import ResumeFolder
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -44,27 +37,6 @@ MODELS: dict[str, Callable[[], Any]] = {
     "timer": lambda: TimerForPrediction(TimerConfig(input_token_len=12, output_token_lens=[12], **PATCHES)),
     "sundial": lambda: SundialForPrediction(SundialConfig(input_token_len=8, output_token_lens=[24], **PATCHES)),
 }
-
-
-class Trap:
-    """Creates a file when it is unpickled."""
-
-    def __init__(self, file: Path) -> None:
-        self.file = file
-
-    def __reduce__(self) -> Any:
-        return (Path.touch, (self.file,))
-
-
-@pytest.fixture
-def sprung(tmp_path: Path) -> Iterator[Path]:
-    """The file that a trap would create; it works, and is never there after a test."""
-    file = tmp_path / "sprung"
-    pickle.loads(pickle.dumps(Trap(file)))
-    assert file.exists()
-    file.unlink()
-    yield file
-    assert not file.exists()
 
 
 @pytest.fixture(params=[*MODELS, "fracast"])
@@ -86,20 +58,6 @@ def originals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.fixture
 def checkpoint(name: str, originals: dict[str, Path], tmp_path: Path) -> Path:
     return shutil.copytree(originals[name], tmp_path / "checkpoint")
-
-
-def edit(file: Path, **changes: Any) -> None:
-    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
-
-
-def traps(sprung: Path, folder: Path) -> list[bytes]:
-    """The ways in which such a thing comes: a bare pickle, and what `torch.save` makes of it, old and new."""
-    found = [pickle.dumps(Trap(sprung), protocol=protocol) for protocol in (0, 2, 4)]
-    for new in (True, False):
-        torch.save({"state_dict": Trap(sprung)}, folder / "trap", _use_new_zipfile_serialization=new)
-        found.append((folder / "trap").read_bytes())
-    (folder / "trap").unlink()
-    return found
 
 
 # Backbones
@@ -238,27 +196,6 @@ def test_weights_of_another_type_are_refused_by_name(name, checkpoint):
 # Sizes
 
 
-class Largest(TorchDispatchMode):
-    """The most elements of any tensor that takes memory."""
-
-    elements = 0
-
-    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
-        out = function(*arguments, **(options or {}))
-        if isinstance(out, torch.Tensor) and out.device.type != "meta":
-            self.elements = max(self.elements, out.numel())
-        return out
-
-
-def cheap_refusal(call: Any, *arguments: Any) -> str:
-    began = time.perf_counter()
-    with Largest() as largest:
-        message = refusal(call, *arguments)
-    assert largest.elements < 10**6
-    assert time.perf_counter() - began < 5
-    return message
-
-
 SIZES: dict[str, list[str]] = {
     "ttm": ["d_model", "num_layers", "decoder_d_model", "decoder_num_layers", "expansion_factor", "prediction_length"],
     "timer": ["hidden_size", "intermediate_size", "num_hidden_layers", "input_token_len"],
@@ -310,118 +247,7 @@ def test_constants_that_other_code_keeps_beside_the_weights_are_left_alone(name,
     assert load_backbone(f"{name}:{checkpoint}").fingerprint() == expected
 
 
-def announcing(header: dict[str, Any], length: int | None = None) -> bytes:
-    text = json.dumps(header).encode()
-    return struct.pack("<Q", len(text) if length is None else length) + text + bytes(64)
-
-
-HEADERS = {
-    "a head of 10**15 bytes": announcing({}, 10**15),
-    "a head beyond 2**63": announcing({}, 2**64 - 1),
-    "a tensor of 10**15 bytes": announcing(
-        {"x": {"dtype": "F32", "shape": [25 * 10**13], "data_offsets": [0, 10**15]}}
-    ),
-    "a shape beyond its bytes": announcing({"x": {"dtype": "F32", "shape": [10**15], "data_offsets": [0, 64]}}),
-    "a shape that overflows": announcing({"x": {"dtype": "F32", "shape": [2**62, 2**62], "data_offsets": [0, 64]}}),
-    "no head": b"",
-}
-
-
 @pytest.mark.parametrize("kind", HEADERS)
 def test_sizes_that_a_file_of_weights_announces_are_not_believed(name, kind, checkpoint):
     (checkpoint / "model.safetensors").write_bytes(HEADERS[kind])
     assert "model.safetensors" in cheap_refusal(load_backbone, f"{name}:{checkpoint}")
-
-
-# Saved forecasters
-
-
-@pytest.fixture(scope="module")
-def forecasters(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("saved")
-    weaver(max_epochs=1).fit(waves()).save(folder / "adapter")
-    weaver(max_epochs=1, adapter="fine-tune", learning_rate=1e-3).fit(waves()).save(folder / "backbone")
-    return folder
-
-
-@pytest.fixture(params=["adapter", "backbone"])
-def saved(request: pytest.FixtureRequest, forecasters: Path, tmp_path: Path) -> tuple[Path, str]:
-    """A saved folder, and its file of weights to be replaced."""
-    return shutil.copytree(forecasters / request.param, tmp_path / "saved"), f"{request.param}.safetensors"
-
-
-def replace(folder: Path, file: str, content: bytes) -> None:
-    """With a checksum that fits, as somebody with intent would write it."""
-    (folder / file).write_bytes(content)
-    files = json.loads((folder / "config.json").read_text())["files"]
-    edit(folder / "config.json", files=files | {file: hashlib.sha256(content).hexdigest()})
-
-
-def test_pickles_in_a_saved_forecaster_never_run(saved, sprung, tmp_path):
-    folder, file = saved
-    for content in traps(sprung, tmp_path):
-        for beside in ("adapter.pt", "config.pkl", "backbone.bin", "pytorch_model.bin"):
-            (folder / beside).write_bytes(content)
-        DualWeaver.load(folder, backbone=Toy())
-    for content in traps(sprung, tmp_path):
-        replace(folder, file, content)
-        assert file in refusal(DualWeaver.load, folder)
-    (folder / "config.json").write_bytes(traps(sprung, tmp_path)[0])
-    assert "config.json" in refusal(DualWeaver.load, folder)
-
-
-@pytest.mark.parametrize("kind", HEADERS)
-def test_sizes_that_a_saved_forecaster_announces_are_not_believed(kind, saved):
-    folder, file = saved
-    replace(folder, file, HEADERS[kind])
-    assert file in cheap_refusal(DualWeaver.load, folder)
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.int32])
-def test_saved_weights_of_another_type_are_refused_by_name(dtype, saved, tmp_path):
-    folder, file = saved
-    weights = load_file(folder / file)
-    first = min(name for name in weights if name.startswith(("adapter.", "module.")))
-    save_file(weights | {first: weights[first].to(dtype)}, tmp_path / "changed")
-    replace(folder, file, (tmp_path / "changed").read_bytes())
-    with pytest.raises(ValueError, match=rf"{first.removeprefix('adapter.')}' in .*{file} is {dtype}; expected"):
-        DualWeaver.load(folder, backbone=Toy())
-
-
-# Resume folders
-
-
-@pytest.mark.parametrize("kind", ["epoch", "done"])
-def test_pickles_in_a_resume_folder_never_run(kind, sprung, tmp_path):
-    folder = tmp_path / "resume"
-    expected = bits(model().fit(waves(), resume=folder))
-    if kind == "epoch":
-        shutil.rmtree(folder)
-        killed(folder, 20)
-    identity = json.dumps(json.loads((folder / "resume.json").read_text()), sort_keys=True).encode()
-    files = list(folder.glob("*.pt"))
-    for content in traps(sprung, tmp_path):
-        for number, file in enumerate(files):  # a checksum that does not fit, then one that does
-            file.unlink()
-            files[number] = file.with_name(f"{file.name.split('.')[0]}.{file.name.split('.')[1]}.{'0' * 16}.pt")
-            files[number].write_bytes(content)
-        with pytest.warns(UserWarning, match="passed over"):
-            assert bits(model().fit(waves(), resume=copied(folder, tmp_path))) == expected
-        checksum = hashlib.sha256(identity + b"dualweaver" + content).hexdigest()[:16]
-        for number, file in enumerate(files):
-            files[number] = file.rename(file.with_name(file.name.replace("0" * 16, checksum)))
-        message = refusal(model().fit, waves(), resume=copied(folder, tmp_path))
-        assert "is no checkpoint of tensors and plain values" in message
-
-
-def copied(folder: Path, beside: Path) -> Path:
-    shutil.rmtree(beside / "copy", ignore_errors=True)
-    return shutil.copytree(folder, beside / "copy")
-
-
-def test_the_description_of_a_resume_folder_is_read_as_text(sprung, tmp_path):
-    for content in traps(sprung, tmp_path):
-        folder = ResumeFolder(tmp_path / "resume", ["a"])
-        folder.path.mkdir(exist_ok=True)
-        (folder.path / "resume.json").write_bytes(content)
-        assert "resume.json cannot be read" in refusal(folder.claim, {"seed": 0})
