@@ -10,6 +10,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from dualweaver.backbones import Backbone
+from dualweaver.backbones.products import FLOP_FORMULAS
 
 __all__ = ["epoch_windows", "forward_cost", "validation_windows"]
 
@@ -23,7 +24,7 @@ def forward_cost(backbone: Backbone, context_length: int, horizon: int) -> float
     """Floating-point operations of one series' forecast."""
     weights = next(backbone.parameters(), torch.zeros(()))
     context = torch.zeros(1, context_length, dtype=weights.dtype, device=weights.device)
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
+    with FlopCounterMode(display=False, custom_mapping=FLOP_FORMULAS) as counter, torch.no_grad():
         backbone(context, horizon)
     return float(counter.get_total_flops())
 

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PretrainedConfig
 
+from dualweaver.backbones.products import Linear
 from dualweaver.errors import CheckpointError
 
 __all__ = ["DecoderConfig", "LayerCache", "PatchDecoder", "rotary_tables", "working_dtype"]
@@ -134,10 +135,10 @@ class CausalAttention(nn.Module):
         width = config.hidden_size
         self.heads = config.num_attention_heads
         self.dropout = dropout
-        self.q_proj = nn.Linear(width, width)
-        self.k_proj = nn.Linear(width, width)
-        self.v_proj = nn.Linear(width, width)
-        self.o_proj = nn.Linear(width, width, bias=False)
+        self.q_proj = Linear(width, width)
+        self.k_proj = Linear(width, width)
+        self.v_proj = Linear(width, width)
+        self.o_proj = Linear(width, width, bias=False)
 
     def forward(self, hidden: Tensor, rotary: tuple[Tensor, Tensor], cache: LayerCache | None = None) -> Tensor:
         """`[batch, token, hidden]` to the same, for tokens that follow those in the cache."""
@@ -169,9 +170,9 @@ class SwiGLU(nn.Module):
 
     def __init__(self, width: int, inner: int) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(width, inner, bias=False)
-        self.up_proj = nn.Linear(width, inner, bias=False)
-        self.down_proj = nn.Linear(inner, width, bias=False)
+        self.gate_proj = Linear(width, inner, bias=False)
+        self.up_proj = Linear(width, inner, bias=False)
+        self.down_proj = Linear(inner, width, bias=False)
 
     def forward(self, hidden: Tensor) -> Tensor:
         return self.down_proj(F.silu(self.gate_proj(hidden)) * self.up_proj(hidden))

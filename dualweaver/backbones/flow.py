@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dualweaver.backbones.decoder import working_dtype
+from dualweaver.backbones.products import Linear
 
 __all__ = ["FlowMatching", "FlowNetwork", "sinusoids"]
 
@@ -35,7 +36,7 @@ class TimeEmbedding(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.mlp = nn.Sequential(nn.Linear(TIME_WIDTH, width), nn.SiLU(), nn.Linear(width, width))
+        self.mlp = nn.Sequential(Linear(TIME_WIDTH, width), nn.SiLU(), Linear(width, width))
 
     def forward(self, times: Tensor) -> Tensor:
         return self.mlp(sinusoids(times).to(next(self.mlp.parameters()).dtype))
@@ -47,8 +48,8 @@ class ResidualBlock(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
         self.in_ln = nn.LayerNorm(width, eps=1e-6)
-        self.mlp = nn.Sequential(nn.Linear(width, width), nn.SiLU(), nn.Linear(width, width))
-        self.adaLN_modulation = nn.Sequential(nn.SiLU(), nn.Linear(width, 3 * width))
+        self.mlp = nn.Sequential(Linear(width, width), nn.SiLU(), Linear(width, width))
+        self.adaLN_modulation = nn.Sequential(nn.SiLU(), Linear(width, 3 * width))
 
     def forward(self, hidden: Tensor, conditioning: Tensor) -> Tensor:
         shift, scale, gate = self.adaLN_modulation(conditioning).chunk(3, dim=-1)
@@ -60,8 +61,8 @@ class FinalLayer(nn.Module):
 
     def __init__(self, width: int, output: int) -> None:
         super().__init__()
-        self.linear = nn.Linear(width, output)
-        self.adaLN_modulation = nn.Sequential(nn.SiLU(), nn.Linear(width, 2 * width))
+        self.linear = Linear(width, output)
+        self.adaLN_modulation = nn.Sequential(nn.SiLU(), Linear(width, 2 * width))
 
     def forward(self, hidden: Tensor, conditioning: Tensor) -> Tensor:
         shift, scale = self.adaLN_modulation(conditioning).chunk(2, dim=-1)
@@ -75,8 +76,8 @@ class FlowNetwork(nn.Module):
     def __init__(self, output: int, width: int, depth: int) -> None:
         super().__init__()
         self.time_embed = TimeEmbedding(width)
-        self.cond_embed = nn.Linear(width, width)
-        self.input_proj = nn.Linear(output, width)
+        self.cond_embed = Linear(width, width)
+        self.input_proj = Linear(output, width)
         self.res_blocks = nn.ModuleList(ResidualBlock(width) for _ in range(depth))
         self.final_layer = FinalLayer(width, output)
 

@@ -15,6 +15,7 @@ from dualweaver.backbones.decoder import DecoderConfig, PatchDecoder, working_dt
 from dualweaver.backbones.flow import FlowMatching
 from dualweaver.backbones.patchwise import PatchBackbone, label_windows
 from dualweaver.backbones.pretrained import load_pretrained
+from dualweaver.backbones.products import Linear
 from dualweaver.errors import SettingError
 
 __all__ = ["SundialBackbone", "SundialConfig", "SundialForPrediction"]
@@ -64,9 +65,9 @@ class SundialPatchEmbedding(nn.Module):
     def __init__(self, config: SundialConfig) -> None:
         super().__init__()
         width = 2 * config.input_token_len
-        self.hidden_layer = nn.Linear(width, config.intermediate_size)
-        self.output_layer = nn.Linear(config.intermediate_size, config.hidden_size)
-        self.residual_layer = nn.Linear(width, config.hidden_size)
+        self.hidden_layer = Linear(width, config.intermediate_size)
+        self.output_layer = Linear(config.intermediate_size, config.hidden_size)
+        self.residual_layer = Linear(width, config.hidden_size)
         self.dropout = nn.Dropout(config.dropout_rate)
 
     def forward(self, patches: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from dualweaver.backbones.base import Forecast
 from dualweaver.backbones.decoder import DecoderConfig, LayerCache, PatchDecoder, working_dtype
 from dualweaver.backbones.patchwise import PatchBackbone, label_windows
 from dualweaver.backbones.pretrained import load_pretrained
+from dualweaver.backbones.products import Linear
 from dualweaver.errors import SettingError
 
 __all__ = ["TimerBackbone", "TimerConfig", "TimerForPrediction"]
@@ -35,7 +36,7 @@ class TimerPatchEmbedding(nn.Module):
 
     def __init__(self, config: TimerConfig) -> None:
         super().__init__()
-        self.emb = nn.Linear(config.input_token_len, config.hidden_size, bias=False)
+        self.emb = Linear(config.input_token_len, config.hidden_size, bias=False)
 
     def forward(self, patches: Tensor) -> Tensor:
         return self.emb(patches.to(self.emb.weight.dtype))
@@ -53,7 +54,7 @@ class TimerForPrediction(PreTrainedModel):
         embedding = TimerPatchEmbedding(config)
         self.model = PatchDecoder(config, embedding, norm_first=False, dropout=config.attention_dropout)
         self.lm_heads = nn.ModuleList(
-            nn.Linear(config.hidden_size, length, bias=False) for length in config.output_token_lens
+            Linear(config.hidden_size, length, bias=False) for length in config.output_token_lens
         )
         self.patch: int = config.input_token_len
         self.output_lengths: list[int] = list(config.output_token_lens)

@@ -7,6 +7,7 @@ mixed along time and along features by small gated MLPs, at a coarse-to-fine lad
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from dualweaver.backbones.base import Backbone
 from dualweaver.backbones.pretrained import load_pretrained
+from dualweaver.backbones.ttm_frozen import Affine, FrozenChain, Head, Mixer, Regroup, Step
 from dualweaver.errors import CheckpointError, SettingError
 
 __all__ = ["TTMBackbone", "TinyTimeMixerConfig", "TinyTimeMixerForPrediction"]
@@ -81,6 +83,11 @@ _REQUIRED = {
 }
 
 
+def _frozen(parts: Iterable[Any]) -> list[Step]:
+    """The links of a chain for parts that follow each other."""
+    return [step for part in parts for step in part.frozen()]
+
+
 class _Norm(nn.Module):
     def __init__(self, features: int, eps: float) -> None:
         super().__init__()
@@ -129,6 +136,11 @@ class _Mixer(nn.Module):
             return x + self.gating_block(self.mlp(mixed.transpose(1, 2))).transpose(1, 2)
         return x + self.gating_block(self.mlp(mixed))
 
+    def frozen(self) -> Step:
+        return Mixer(
+            self.norm.norm, self.mlp.fc1, self.mlp.fc2, self.gating_block.attn_layer, along_patches=self.along_patches
+        )
+
 
 class _Layer(nn.Module):
     def __init__(self, config: TinyTimeMixerConfig, patches: int, features: int) -> None:
@@ -138,6 +150,9 @@ class _Layer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.feature_mixer(self.patch_mixer(x))
+
+    def frozen(self) -> list[Step]:
+        return [self.patch_mixer.frozen(), self.feature_mixer.frozen()]
 
 
 class _AdaptiveBlock(nn.Module):
@@ -156,6 +171,9 @@ class _AdaptiveBlock(nn.Module):
             x = layer(x)
         return x.reshape(series, patches, features)
 
+    def frozen(self) -> list[Step]:
+        return [Regroup(self.factor, split=True), *_frozen(self.mixer_layers), Regroup(self.factor, split=False)]
+
 
 class _MixerEncoder(nn.Module):
     def __init__(self, config: TinyTimeMixerConfig) -> None:
@@ -167,6 +185,9 @@ class _MixerEncoder(nn.Module):
         for mixer in self.mixers:
             x = mixer(x)
         return x
+
+    def frozen(self) -> list[Step]:
+        return _frozen(self.mixers)
 
 
 class _Encoder(nn.Module):
@@ -191,6 +212,9 @@ class _DecoderBlock(nn.Module):
         self.mixers = nn.ModuleList(
             _Layer(config, config.patches, config.decoder_d_model) for _ in range(config.decoder_num_layers)
         )
+
+    def frozen(self) -> list[Step]:
+        return _frozen(self.mixers)
 
 
 class _Decoder(nn.Module):
@@ -248,7 +272,21 @@ class TinyTimeMixerForPrediction(PreTrainedModel):
         centred = context - mean
         scale = (centred.square().mean(dim=1, keepdim=True) + 1e-5).sqrt()
         patches = (centred / scale).unflatten(1, (-1, self.config.patch_length)).to(self.dtype)
-        return self.head(self.decoder(self.backbone.encoder(patches))).to(context.dtype) * scale + mean
+        trained = torch.is_grad_enabled() and any(weight.requires_grad for weight in self.parameters())
+        network = self._plain if trained or self.training else self._frozen()
+        return network(patches).to(context.dtype) * scale + mean
+
+    def _plain(self, patches: Tensor) -> Tensor:
+        return self.head(self.decoder(self.backbone.encoder(patches)))
+
+    def _frozen(self) -> FrozenChain:
+        """The same network, for weights that are not trained and without dropout."""
+        encoder, decoder, head = self.backbone.encoder, self.decoder, self.head.base_forecast_block
+        steps: list[Step] = [Affine(encoder.patcher.weight, encoder.patcher.bias)]
+        steps += encoder.mlp_mixer_encoder.frozen()
+        steps.append(Affine(decoder.adapter.weight, decoder.adapter.bias))
+        steps += decoder.decoder_block.frozen()
+        return FrozenChain([*steps, Head(head.weight, head.bias, self.config.patches)])
 
 
 class TTMBackbone(Backbone):
