@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +12,7 @@ import pandas as pd
 import torch
 from sklearn.preprocessing import StandardScaler
 
-from dualweaver.adapters import ADAPTERS, Adapter, FineTune, ZeroShot, make_adapter
+from dualweaver.adapters import ZeroShot
 from dualweaver.backbones import Backbone, Forecast
 from dualweaver.calibration import Calibration
 from dualweaver.data.frames import Block
@@ -24,71 +23,13 @@ from dualweaver.errors import DataError, SettingError
 from dualweaver.notices import notify
 from dualweaver.pipeline import Pipeline, context_spread, forecast_windows, replace_targets
 from dualweaver.resume import ResumeFolder, describe_fit
+from dualweaver.settings import FitSettings
 from dualweaver.stages import make_stages, train_stages
-from dualweaver.training import seeded
-from dualweaver.weaver import FUSIONS
 
-__all__ = ["FitSettings", "Fitted", "fit_pipeline"]
+__all__ = ["Fitted", "fit_pipeline"]
 
 VALIDATION_VALUES = 2**22  # forecast values kept in memory at most when validation is scored
 VALUES_AT_ONCE = 2**17  # cells that are scaled in one go: a copy of the whole table would double the memory
-
-
-@dataclass(frozen=True)
-class FitSettings:
-    """The arguments of `DualWeaver` that fitting needs, checked."""
-
-    horizon: int
-    context_length: int | None
-    adapter: str
-    fusion: str
-    objective: str
-    regularisation: float
-    fine_tune: bool
-    max_epochs: int
-    batch_size: int
-    learning_rate: float | None
-    window_stride: int | None
-    validation_size: float | int
-    seed: int
-    verbose: bool
-
-    @classmethod
-    def checked(cls, source: Any) -> FitSettings:
-        """Read the arguments off an estimator; raise a SettingError that names the first wrong one."""
-        settings = cls(**{name: getattr(source, name) for name in cls.__dataclass_fields__})
-        for name in ("horizon", "context_length", "max_epochs", "batch_size", "window_stride"):
-            value = getattr(settings, name)
-            if name in ("context_length", "window_stride") and value is None:
-                continue
-            if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-                raise SettingError(f"{name}={value!r}: expected a whole number, 1 or more")
-        for name, known in (
-            ("adapter", sorted(ADAPTERS)),
-            ("fusion", sorted(FUSIONS)),
-            ("objective", ["paper", "reconstruction"]),
-        ):
-            if getattr(settings, name) not in known:
-                raise SettingError(f"{name}={getattr(settings, name)!r}: expected one of {', '.join(known)}")
-        size = settings.validation_size
-        if not (0 < size < 1 if isinstance(size, float) else size >= 1):
-            raise SettingError(f"validation_size={size!r}: expected a share in (0, 1) or a number of rows")
-        if settings.learning_rate is not None and not settings.learning_rate > 0:
-            raise SettingError(f"learning_rate={settings.learning_rate!r}: expected more than 0")
-        if not settings.regularisation >= 0:
-            raise SettingError(f"regularisation={settings.regularisation!r}: expected 0 or more")
-        return settings
-
-    @property
-    def trains_backbone(self) -> bool:
-        return self.fine_tune or self.adapter == FineTune.name
-
-    def make_adapter(self, channels: int, targets: Sequence[int]) -> Adapter:
-        extra: dict[str, Any] = {}
-        if self.adapter == "dualweaver":
-            extra = {"fusion": self.fusion, "objective": self.objective, "regularisation": self.regularisation}
-        with seeded(self.seed):
-            return make_adapter(self.adapter, channels, targets, **extra)
 
 
 @dataclass(frozen=True)

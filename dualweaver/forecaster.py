@@ -20,11 +20,12 @@ from dualweaver.calibration import check_levels, check_percentages, edges_of
 from dualweaver.data.frames import Block, Layout, Table, future_index, read_table, write_table
 from dualweaver.errors import DataError, SettingError
 from dualweaver.evaluation import BacktestReport, backtest, season_length
-from dualweaver.fitting import FitSettings, fit_pipeline
+from dualweaver.fitting import fit_pipeline
 from dualweaver.notices import notify
 from dualweaver.pipeline import ArrayForecast, Pipeline
 from dualweaver.plotting import plot_channels, split_forecast
 from dualweaver.resume import ResumeFolder
+from dualweaver.settings import FitSettings
 
 __all__ = ["DualWeaver"]
 

@@ -19,9 +19,9 @@ from dualweaver.backbones import Backbone, load_backbone
 from dualweaver.calibration import LEVELS, Calibration
 from dualweaver.data.frames import Block, Layout
 from dualweaver.errors import CheckpointError, SettingError
-from dualweaver.fitting import FitSettings
 from dualweaver.labels import from_json, index_from_ticks, index_kind, table_to_json, ticks_of, to_json
 from dualweaver.pipeline import Pipeline
+from dualweaver.settings import FitSettings
 from dualweaver.storage import ADAPTER, BACKBONE, CONFIG, read_folder, write_folder
 
 __all__ = ["load_forecaster", "save_forecaster"]

@@ -29,7 +29,7 @@ import pickle
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import lightning as L
 import numpy as np
@@ -43,10 +43,8 @@ from dualweaver.backbones import Backbone
 from dualweaver.data.windows import WindowDataset
 from dualweaver.errors import CheckpointError
 from dualweaver.notices import notify
+from dualweaver.settings import FitSettings
 from dualweaver.storage import replace_file
-
-if TYPE_CHECKING:
-    from dualweaver.fitting import FitSettings
 
 __all__ = ["ResumeFolder", "SaveEpochs", "Stage", "describe_fit"]
 

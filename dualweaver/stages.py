@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 import torch
@@ -17,10 +17,8 @@ from dualweaver.data.windows import WindowDataset
 from dualweaver.effort import epoch_windows
 from dualweaver.pipeline import Pipeline
 from dualweaver.resume import ResumeFolder, Stage
+from dualweaver.settings import FitSettings
 from dualweaver.training import BestWeights, TrainingSettings, train_adapter
-
-if TYPE_CHECKING:
-    from dualweaver.fitting import FitSettings
 
 __all__ = ["fit_reconstruction", "make_stages", "train_stages"]
 

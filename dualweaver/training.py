@@ -24,8 +24,9 @@ from dualweaver.data.module import WindowDataModule
 from dualweaver.interrupt import StopOnInterrupt
 from dualweaver.notices import notify
 from dualweaver.resume import SaveEpochs, Stage
+from dualweaver.seeding import seeded
 
-__all__ = ["AdaptationModule", "BestWeights", "TrainingSettings", "seeded", "train_adapter"]
+__all__ = ["AdaptationModule", "BestWeights", "TrainingSettings", "train_adapter"]
 
 
 @dataclass(frozen=True)
@@ -298,14 +299,6 @@ def train_adapter(
     elif stage and kept is None:
         stage.finish(best.state_dict())
     return best
-
-
-@contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """Our own random numbers; the caller's stay where they were."""
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        yield
 
 
 @contextmanager

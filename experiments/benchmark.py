@@ -32,8 +32,9 @@ from dualweaver.data.files import write_file
 from dualweaver.data.frames import Block
 from dualweaver.data.splits import split_borders
 from dualweaver.data.windows import WindowDataset
-from dualweaver.fitting import FitSettings, fit_pipeline
+from dualweaver.fitting import fit_pipeline
 from dualweaver.pipeline import Pipeline, context_spread
+from dualweaver.settings import FitSettings
 
 STORE = Path(__file__).parent / "results.csv"
 KEYS = ["data", "backbone", "horizon", "settings", "seed", "test_stride"]
