@@ -15,7 +15,6 @@ from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 from torch import nn
 
-from dualweaver.backbones import load_backbone
 from dualweaver.calibration import check_levels, check_percentages, edges_of
 from dualweaver.data.frames import Block, Layout, Table, future_index, read_table, write_table
 from dualweaver.errors import DataError, SettingError
@@ -24,6 +23,7 @@ from dualweaver.fitting import fit_pipeline
 from dualweaver.notices import notify
 from dualweaver.pipeline import ArrayForecast, Pipeline
 from dualweaver.plotting import plot_channels, split_forecast
+from dualweaver.precision import load_in_precision
 from dualweaver.resume import ResumeFolder
 from dualweaver.settings import FitSettings
 
@@ -46,8 +46,7 @@ class DualWeaver(BaseEstimator):
         horizon: steps to forecast; longer than the backbone's own is rolled forward.
         context_length: past steps that a forecast sees; the backbone's default where None. Shortened, with a notice,
             where the frame has fewer rows and the backbone can.
-        adapter: "dualweaver", "adapts", "fine-tune" or "zero-shot".
-        fusion: "mlp" (point-wise in time) or "cnn" (five steps wide).
+        adapter: "dualweaver", "adapts", "fine-tune" or "zero-shot". fusion: "mlp" (point-wise) or "cnn" (five steps).
         objective: "reconstruction" (squared error of the forecast) or "paper" (the published loss).
         regularisation: weight of the collapse regulariser in "reconstruction".
         fine_tune: fine-tune the backbone first, then freeze and adapt it.
@@ -59,10 +58,9 @@ class DualWeaver(BaseEstimator):
         targets: columns to forecast, all by default; the others only feed the fusion.
         quantiles: levels in (0, 1) that `predict` adds where it is not told otherwise.
         time_column, entity_column, freq: see `dualweaver.data.frames.read_table`.
-        missing: "interpolate", "ffill" or "raise".
-        missing_values: numbers or text that stand for a missing value, such as -9999.
-        seed: governs all randomness.
-        verbose: show progress and a summary.
+        missing: "interpolate", "ffill" or "raise". missing_values: numbers or text that stand for one, such as -9999.
+        precision: of the frozen model's weights, "32", "bf16" or "auto"; see `dualweaver.precision`.
+        seed: governs all randomness. verbose: show progress and a summary.
 
     Attributes:
         columns_: channels in the order of the frame. targets_: those that are forecast.
@@ -96,6 +94,7 @@ class DualWeaver(BaseEstimator):
         freq: Any = None,
         missing: str = "interpolate",
         missing_values: Sequence[Any] = (),
+        precision: str = "32",
         seed: int = 0,
         verbose: bool = True,
     ) -> None:
@@ -119,6 +118,7 @@ class DualWeaver(BaseEstimator):
         self.freq = freq
         self.missing = missing
         self.missing_values = missing_values
+        self.precision = precision
         self.seed = seed
         self.verbose = verbose
 
@@ -154,7 +154,7 @@ class DualWeaver(BaseEstimator):
         )
         _check_magnitudes(table)
         targets = self._target_positions(table.columns)
-        backbone = load_backbone(self.backbone, context_length=self.context_length)
+        backbone = load_in_precision(self.backbone, settings.loaded_precision, self.context_length)
         if settings.horizon > backbone.native_horizon:
             notify(
                 f"horizon {settings.horizon} is beyond the backbone's native horizon of {backbone.native_horizon} "

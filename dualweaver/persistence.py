@@ -15,12 +15,13 @@ from sklearn.preprocessing import StandardScaler
 from torch import Tensor, nn
 
 from dualweaver._version import __version__
-from dualweaver.backbones import Backbone, load_backbone
+from dualweaver.backbones import Backbone
 from dualweaver.calibration import LEVELS, Calibration
 from dualweaver.data.frames import Block, Layout
 from dualweaver.errors import CheckpointError, SettingError
 from dualweaver.labels import from_json, index_from_ticks, index_kind, table_to_json, ticks_of, to_json
 from dualweaver.pipeline import Pipeline
+from dualweaver.precision import load_in_precision, precision_of
 from dualweaver.settings import FitSettings
 from dualweaver.storage import ADAPTER, BACKBONE, CONFIG, read_folder, write_folder
 
@@ -48,6 +49,7 @@ def save_forecaster(forecaster: Any, folder: str | os.PathLike[str]) -> None:
             "checkpoint": pipeline.untouched.checkpoint,
             "revision": pipeline.untouched.revision,
             "sha256": pipeline.untouched.fingerprint(),
+            "precision": precision_of(pipeline.untouched),
             "fine_tuned": trained,
         },
         "entities": [to_json("entity", tail.entity) for tail in forecaster.tails_],
@@ -119,6 +121,8 @@ def _describe(cls: type[Any], config: dict[str, Any]) -> tuple[Any, dict[str, An
     if not isinstance(known["name"], str) or not isinstance(known["fine_tuned"], bool):
         raise TypeError("the name of its backbone is not text, or fine_tuned is not true or false")
     known["checkpoint"], known["revision"]  # present, whatever they hold
+    if known.get("precision", "32") not in ("32", "bf16"):
+        raise ValueError(f"the precision of its backbone is {str(known['precision'])[:50]!r}")
     entities = tuple(from_json(entity) for entity in config["entities"])
     if not entities:
         raise ValueError("it has no entities")
@@ -174,7 +178,7 @@ def _untouched(known: dict[str, Any], forecaster: Any, folder: str | os.PathLike
     if isinstance(forecaster.backbone, str) and forecaster.backbone == "module":
         raise CheckpointError(f"{folder} was fitted with a module of your own: pass it as backbone=")
     try:
-        loaded = load_backbone(forecaster.backbone, context_length=forecaster.context_length)
+        loaded = load_in_precision(forecaster.backbone, known.get("precision", "32"), forecaster.context_length)
     except SettingError as error:
         raise CheckpointError(
             f"{folder} was fitted with the backbone {known['name']!r}, which cannot be had here ({error}): pass it as "

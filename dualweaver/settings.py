@@ -10,6 +10,7 @@ import numpy as np
 
 from dualweaver.adapters import ADAPTERS, Adapter, FineTune, make_adapter
 from dualweaver.errors import SettingError
+from dualweaver.precision import PRECISIONS
 from dualweaver.seeding import seeded
 from dualweaver.weaver import FUSIONS
 
@@ -34,6 +35,7 @@ class FitSettings:
     validation_size: float | int
     seed: int
     verbose: bool
+    precision: str = "32"
 
     @classmethod
     def checked(cls, source: Any) -> FitSettings:
@@ -49,6 +51,7 @@ class FitSettings:
             ("adapter", sorted(ADAPTERS)),
             ("fusion", sorted(FUSIONS)),
             ("objective", ["paper", "reconstruction"]),
+            ("precision", PRECISIONS),
         ):
             if getattr(settings, name) not in known:
                 raise SettingError(f"{name}={getattr(settings, name)!r}: expected one of {', '.join(known)}")
@@ -59,7 +62,14 @@ class FitSettings:
             raise SettingError(f"learning_rate={settings.learning_rate!r}: expected more than 0")
         if not settings.regularisation >= 0:
             raise SettingError(f"regularisation={settings.regularisation!r}: expected 0 or more")
+        if settings.precision == "bf16" and settings.trains_backbone:
+            raise SettingError("precision='bf16' is for frozen weights: fine-tuning takes '32'")
         return settings
+
+    @property
+    def loaded_precision(self) -> str:
+        """Small steps of training would be lost in bfloat16."""
+        return "32" if self.trains_backbone else self.precision
 
     @property
     def trains_backbone(self) -> bool:

@@ -55,6 +55,7 @@ class Backbone(nn.Module, ABC):
         max_context: the most it accepts (longer contexts are cut from the left), or None.
         native_horizon: steps of one block; longer horizons are rolled forward.
         quantile_levels: levels of the last axis of `native`, symmetric around one half; () for point backbones.
+        large_products: whether matrix products take most of the time, so that bfloat16 pays.
         loss_kind: whether `loss` is a squared or an absolute error; decides the bound of the collapse regulariser.
         checkpoint, revision: where the weights came from.
     """
@@ -62,6 +63,7 @@ class Backbone(nn.Module, ABC):
     name: ClassVar[str] = "backbone"
     default_checkpoint: ClassVar[str | None] = None
     summary: ClassVar[str] = ""
+    large_products: ClassVar[bool] = False
     loss_kind: ClassVar[Literal["squared", "absolute"]] = "squared"
 
     def __init__(
@@ -167,7 +169,9 @@ class Backbone(nn.Module, ABC):
             raise SettingError(f"context holds values that are not finite, first in series {_first_bad(values)}")
         if horizon is not None and horizon < 1:
             raise SettingError(f"horizon={horizon}: expected 1 or more")
-        rows = torch.as_tensor(values, dtype=weights.dtype, device=weights.device)
+        # a context in the dtype of bfloat16 weights would have lost its digits before it is normalised
+        dtype = torch.float64 if weights.dtype == torch.float64 else torch.float32
+        rows = torch.as_tensor(values, dtype=dtype, device=weights.device)
         generator = torch.Generator(device=weights.device)
         with torch.inference_mode():
             parts = [  # the same seed for every part, so that batch_size does not change a forecast

@@ -21,6 +21,8 @@ class PatchBackbone(Backbone):
     `context + future` from the end of the first patch on, and `future` has to hold one full output of the model.
     """
 
+    large_products = True
+
     model: PreTrainedModel
 
     def __init__(
