@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -16,10 +17,13 @@ from torch import Tensor, nn
 
 from dualweaver.backbones import Backbone, Forecast
 from dualweaver.errors import SettingError
+from dualweaver.streaming import kept_bytes, streamed_sum
 from dualweaver.weaver import Weaver, fusion_width, make_fusion, surrogate_bound
 
 __all__ = ["ADAPTERS", "AdaPTS", "Adapter", "DualWeaverAdapter", "FineTune", "ZeroShot", "make_adapter"]
 
+KEPT_AT_ONCE = {True: 2**27, False: 2**32}  # bytes of activations kept for a backward pass, on the CPU and elsewhere
+SMALL = 2**16  # values of surrogates that are not worth splitting
 LOSS_SEED = 2024  # of the draws of losses that sample, see `_common_draws`
 
 
@@ -217,6 +221,7 @@ class DualWeaverAdapter(Adapter):
         self.weaver = Weaver(make_fusion(fusion, channels, len(targets), dropout=dropout), targets)
         self.native_loss = objective == "paper"
         self.regularisation = regularisation
+        self._kept: dict[tuple[Any, ...], int] = {}  # bytes of a pair
         self.needs_reference = self.native_loss or regularisation > 0
 
     @property
@@ -240,22 +245,74 @@ class DualWeaverAdapter(Adapter):
     def objective(
         self, backbone: Backbone, window: Tensor, context_length: int, horizon: int, reference: Tensor | None
     ) -> Tensor:
+        # one row a pair of surrogates: the loss is a sum over pairs, so that they can go through in pieces
+        start, stop = context_length, context_length + horizon
         if self.native_loss:
-            first, second = self.surrogate_losses(backbone, window, context_length, horizon)
+            start, stop = backbone.label_start(context_length), context_length + backbone.label_horizon(horizon)
+        context, labels = window[:, :context_length], window[:, start:stop]
+        tensors = [self._pairs(context), self._pairs(labels), (self.weaver.a + self.weaver.b).repeat(len(window))]
+        if self.native_loss:
             assert reference is not None
-            worst = torch.maximum(self.upper_bound(first, second, backbone.loss_kind), reference)
-            return (first + second).mean() / 2 + worst.mean()
-        future = window[:, context_length : context_length + horizon]
-        forecasts = self._surrogate_forecasts(backbone(self.encode(window[:, :context_length]), horizon))
-        error = nn.functional.mse_loss(self.weaver.reconstruct(*forecasts), self._own(future))
-        if reference is None:
-            return error
-        first, second = (
-            (forecast - truth).square().mean(dim=1)
-            for forecast, truth in zip(forecasts, self.weaver.surrogates(future), strict=True)
-        )
-        excess = (self.upper_bound(first, second, "squared") - reference).relu().mean(dim=0)
-        return error + self.regularisation * (excess / reference.mean(dim=0).clamp_min(1e-6)).mean()
+            tensors.append(reference.flatten())
+            pair_losses = partial(self._native_losses, backbone, horizon)
+        else:
+            tensors.append(self._own_series(labels))
+            if reference is not None:
+                tensors += [reference.flatten(), reference.mean(dim=0).clamp_min(1e-6).repeat(len(window))]
+            pair_losses = partial(self._reconstruction_losses, backbone, horizon)
+        at_once = self._pairs_at_once(backbone, horizon, pair_losses, tensors)
+        return streamed_sum(pair_losses, tensors, at_once) / len(tensors[0])
+
+    def _pairs(self, windows: Tensor) -> Tensor:
+        """`[batch, time, channel]` to the surrogates of each target, `[batch * target, 2, time]`."""
+        return self._per_surrogate(self.encode(windows)).transpose(0, 1)
+
+    @staticmethod
+    def _per_surrogate(series: Tensor) -> Tensor:
+        return series.unflatten(0, (2, -1))
+
+    def _native_losses(
+        self, backbone: Backbone, horizon: int, context: Tensor, labels: Tensor, scale: Tensor, reference: Tensor
+    ) -> Tensor:
+        """Sum over pairs of (l1 + l2) / 2 + max(upper, l0)."""
+        series, targets = (pairs.transpose(0, 1).flatten(0, 1) for pairs in (context, labels))
+        losses = backbone.loss(series, targets, horizon=horizon, generator=_common_draws()).mean(dim=1)
+        first, second = self._per_surrogate(losses)
+        worst = torch.maximum(surrogate_bound(first, second, scale, backbone.loss_kind), reference)
+        return ((first + second) / 2 + worst).sum()
+
+    def _reconstruction_losses(
+        self,
+        backbone: Backbone,
+        horizon: int,
+        context: Tensor,
+        future: Tensor,
+        scale: Tensor,
+        truth: Tensor,
+        reference: Tensor | None = None,
+        usual: Tensor | None = None,
+    ) -> Tensor:
+        """Sum over pairs of the squared error and the bound's excess over `reference`, relative to the `usual` one."""
+        first, second = self._per_surrogate(backbone(context.transpose(0, 1).flatten(0, 1), horizon))
+        error = ((first - second) / scale[:, None] - truth).square().mean(dim=1)
+        if reference is not None and usual is not None:
+            one, other = ((part - future[:, at]).square().mean(dim=1) for at, part in enumerate((first, second)))
+            excess = (surrogate_bound(one, other, scale, "squared") - reference).relu()
+            error = error + self.regularisation * excess / usual
+        return error.sum()
+
+    def _pairs_at_once(
+        self, backbone: Backbone, horizon: int, losses: Callable[..., Tensor], tensors: Sequence[Tensor]
+    ) -> int:
+        """How many pairs may keep their activations; a function of sizes alone, so that bits can be repeated."""
+        pairs, weights = tensors[0], list(backbone.parameters())
+        if pairs.numel() < SMALL or not torch.is_grad_enabled() or any(weight.requires_grad for weight in weights):
+            return len(pairs)
+        sizes = (backbone.name, horizon, pairs.shape[2], tuple(weight.dtype for weight in weights[:1]))
+        if sizes not in self._kept:
+            with torch.random.fork_rng():
+                self._kept[sizes] = kept_bytes(losses, tensors, weights)
+        return max(1, KEPT_AT_ONCE[pairs.device.type == "cpu"] // max(1, self._kept[sizes]))
 
     @torch.no_grad()
     def reference_loss(self, backbone: Backbone, window: Tensor, context_length: int, horizon: int) -> Tensor:
