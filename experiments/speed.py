@@ -3,7 +3,8 @@
     python experiments/speed.py run                 every claim; table, figure and csv beside this file
     python experiments/speed.py run --only timer    those whose name contains a word
     python experiments/speed.py run --quick         the same on toy sizes in seconds, nothing is written
-    python experiments/speed.py quality ETTh1 --weights path/to/ttm     time to the published procedure's error
+
+Time to quality is `quality.py`.
 
 The published procedure (`published.py`) runs in float32, recomputes the untouched model's loss at every step, evaluates
 the fusion four times, builds dense attention masks, rolls forward without a cache and samples one by one. The floor is
