@@ -7,6 +7,7 @@ evaluation, forecasting) is the same for all of them.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -22,7 +23,10 @@ from dualweaver.weaver import Weaver, fusion_width, make_fusion, surrogate_bound
 
 __all__ = ["ADAPTERS", "AdaPTS", "Adapter", "DualWeaverAdapter", "FineTune", "ZeroShot", "make_adapter"]
 
-KEPT_AT_ONCE = {True: 2**27, False: 2**32}  # bytes of activations kept for a backward pass, on the CPU and elsewhere
+KEPT_AT_ONCE = {
+    True: 3 * 2**26,
+    False: 2**32,
+}  # bytes of activations kept for a backward pass, on the CPU and elsewhere
 SMALL = 2**16  # values of surrogates that are not worth splitting
 LOSS_SEED = 2024  # of the draws of losses that sample, see `_common_draws`
 
@@ -312,7 +316,8 @@ class DualWeaverAdapter(Adapter):
         if sizes not in self._kept:
             with torch.random.fork_rng():
                 self._kept[sizes] = kept_bytes(losses, tensors, weights)
-        return max(1, KEPT_AT_ONCE[pairs.device.type == "cpu"] // max(1, self._kept[sizes]))
+        most = max(1, KEPT_AT_ONCE[pairs.device.type == "cpu"] // max(1, self._kept[sizes]))
+        return math.ceil(len(pairs) / math.ceil(len(pairs) / most))  # pieces of one size
 
     @torch.no_grad()
     def reference_loss(self, backbone: Backbone, window: Tensor, context_length: int, horizon: int) -> Tensor:

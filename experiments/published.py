@@ -10,12 +10,14 @@ Weights are those of our modules, so that outputs can be compared; the way of co
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dualweaver.backbones import products
 from dualweaver.backbones.decoder import PatchDecoder, rotary_tables
 from dualweaver.backbones.sundial import SundialForPrediction
 from dualweaver.backbones.timer import TimerForPrediction
@@ -57,8 +59,7 @@ def training_loss(weaver: Weaver, loss: SeriesLoss, window: Tensor, context: int
 
 def timer_loss(model: TimerForPrediction, context: Tensor, labels: Tensor) -> Tensor:
     """Squared error of the next output at every patch, `[series, token]`."""
-    hidden = _decoder(model.model, context.unfold(1, model.patch, model.patch))
-    output = model.lm_heads[0](hidden)
+    output = _timer(model, context)
     windows = labels.unfold(1, output.shape[2], model.patch)[:, : output.shape[1]]
     return (output - windows).square().mean(dim=-1)
 
@@ -68,9 +69,14 @@ def timer_rollout(model: TimerForPrediction, context: Tensor, horizon: int) -> T
     length = context.shape[1]
     while context.shape[1] < length + horizon:
         mean, scale = context.mean(dim=1, keepdim=True), context.std(dim=1, keepdim=True)
-        hidden = _decoder(model.model, ((context - mean) / scale).unfold(1, model.patch, model.patch))
-        context = torch.cat([context, model.lm_heads[0](hidden)[:, -1] * scale + mean], dim=1)
+        output = _timer(model, (context - mean) / scale)
+        context = torch.cat([context, output[:, -1] * scale + mean], dim=1)
     return context[:, length : length + horizon]
+
+
+def _timer(model: TimerForPrediction, context: Tensor) -> Tensor:
+    embedded = F.linear(context.unfold(1, model.patch, model.patch), model.model.embed_layer.emb.weight)
+    return F.linear(_decoder(model.model, embedded), model.lm_heads[0].weight)
 
 
 def sundial_samples(model: SundialForPrediction, context: Tensor, noise: Tensor) -> Tensor:
@@ -81,13 +87,16 @@ def sundial_samples(model: SundialForPrediction, context: Tensor, noise: Tensor)
     mean = context.mean(dim=1, keepdim=True)
     scale = context.std(dim=1, keepdim=True, correction=0) + 1e-5
     patches = ((context - mean) / scale).unfold(1, model.patch, model.patch)
-    state = _decoder(model.model, torch.cat([patches, torch.ones_like(patches)], dim=-1))[:, -1]
+    embedded = model.model.embed_layer(torch.cat([patches, torch.ones_like(patches)], dim=-1))
+    state = _decoder(model.model, embedded)[:, -1]
     samples, series = len(noise), len(context)
     start = noise.repeat_interleave(series, dim=0)  # samples outermost
     states, moved = state.repeat(samples, 1), start
     for step in range(model.sampling_steps):
         times = torch.full((len(start),), 1000 * step / model.sampling_steps)
-        moved = moved + (model.flow_loss.net(moved, times, states) - start) / model.sampling_steps
+        with _plain_products():
+            predicted = model.flow_loss.net(moved, times, states)
+        moved = moved + (predicted - start) / model.sampling_steps
     return moved.view(samples, series, -1).transpose(0, 1) * scale[:, None] + mean[:, None]
 
 
@@ -110,6 +119,16 @@ def ttm_forecast(model: TinyTimeMixerForPrediction, context: Tensor) -> Tensor:
     return model.head.base_forecast_block(x.flatten(1)) * scale + mean
 
 
+@contextmanager
+def _plain_products() -> Iterator[None]:
+    """Our modules with the products of PyTorch; forward only."""
+    ours, products._X86 = products._X86, False
+    try:
+        yield
+    finally:
+        products._X86 = ours
+
+
 def _mixer(mixer: nn.Module, x: Tensor, *, transpose: bool = False) -> Tensor:
     mixed = mixer.norm.norm(x)  # type: ignore[operator, union-attr]
     mixed = mixed.transpose(1, 2) if transpose else mixed
@@ -122,8 +141,8 @@ def _series(windows: Tensor) -> Tensor:
     return windows.transpose(1, 2).flatten(0, 1)
 
 
-def _decoder(model: PatchDecoder, patches: Tensor) -> Tensor:
-    hidden = model.embed_layer(patches)
+def _decoder(model: PatchDecoder, hidden: Tensor) -> Tensor:
+    """All layers, from the embedded patches; products as PyTorch does them, not as our modules do."""
     series, tokens, _ = hidden.shape
     mask = torch.full((tokens, tokens), torch.finfo(torch.float32).min).triu(1).expand(series, 1, -1, -1).contiguous()
     rotary = rotary_tables(0, tokens, model.head_dim, hidden)
@@ -131,7 +150,7 @@ def _decoder(model: PatchDecoder, patches: Tensor) -> Tensor:
         attention, ffn = layer.self_attn, layer.ffn_layer
         inner = layer.norm1(hidden) if layer.norm_first else hidden
         queries, keys, values = (
-            proj(inner).view(series, tokens, attention.heads, -1).transpose(1, 2)  # type: ignore[operator]
+            F.linear(inner, proj.weight, proj.bias).view(series, tokens, attention.heads, -1).transpose(1, 2)
             for proj in (attention.q_proj, attention.k_proj, attention.v_proj)
         )
         mixed = F.scaled_dot_product_attention(_turn(queries, rotary), _turn(keys, rotary), values, attn_mask=mask)

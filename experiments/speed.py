@@ -16,7 +16,6 @@ compared. The untouched model's loss is known where ours is timed, as it is from
 from __future__ import annotations
 
 import copy
-import resource
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -290,7 +289,9 @@ def peak(variant: str, quick: bool = False) -> None:
             gradients(adapter, lambda: published.training_loss(adapter.weaver, loss, window, 2880, backbone.patch))
         else:
             gradients(adapter, lambda: adapter.objective(backbone, window, 2880, HORIZON, torch.ones(4, 7)))
-    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20)
+    # not ru_maxrss: a process inherits that of the one which started it
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    print(int(status["VmHWM"].split()[0]) / 2**20)
 
 
 def run_trials(quick: bool, only: str = "", rounds: int | None = None) -> list[Result]:
