@@ -1,6 +1,6 @@
 """`make demo`: hourly weather of an airport, forecast with the embedded backbone, offline.
 
-Fits on all but the last two weeks, scores the two weeks beside the untouched backbone, and forecasts what follows.
+Fits on all but the last four weeks, scores those beside the untouched backbone, and forecasts what follows.
 Writes forecast.csv and forecast.png.
 """
 
