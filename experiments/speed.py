@@ -30,6 +30,7 @@ from stopwatch import Claim, Result, Trial, draw, measure, to_markdown
 from torch import Tensor
 
 from dualweaver.adapters import DualWeaverAdapter
+from dualweaver.allocator import keep_freed_memory
 from dualweaver.backbones import Backbone, load_backbone
 from dualweaver.backbones.sundial import SundialBackbone, SundialConfig, SundialForPrediction
 from dualweaver.backbones.timer import TimerBackbone, TimerConfig, TimerForPrediction
@@ -300,7 +301,8 @@ def run_trials(quick: bool, only: str = "", rounds: int | None = None) -> list[R
     for name, make in TRIALS.items():
         if only in name:
             trial = make(quick)
-            results += measure(trial, rounds or (2 if quick else 5 if "2880" in name else 9))
+            with keep_freed_memory():  # as training does; the published procedure has the good of it, too
+                results += measure(trial, rounds or (2 if quick else 5 if "2880" in name else 9))
             if not quick:
                 print(to_markdown(results[-len(trial.claims) :], f"{name}:"), flush=True)
     if only in "memory":
