@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from dualweaver.backbones.recompute import recomputable
 from dualweaver.errors import SettingError
 
 __all__ = ["Backbone", "Forecast", "ModuleBackbone", "available_backbones", "load_backbone", "register_backbone"]
@@ -196,11 +197,16 @@ class Backbone(nn.Module, ABC):
         if self.max_context is not None:
             context = context[:, -self.max_context :]
         length = context.shape[1]
-        blocks = [self.native(context)]
+        blocks = [self.one_block(context)]
         while sum(block.shape[1] for block in blocks) < horizon:
             context = torch.cat([context, self._point(blocks[-1])], dim=1)[:, -length:]
-            blocks.append(self.native(context))
+            blocks.append(self.one_block(context))
         return torch.cat(blocks, dim=1)[:, :horizon]
+
+    @recomputable
+    def one_block(self, context: Tensor) -> Tensor:
+        """One step of a rollout: `native`."""
+        return self.native(context)
 
     def _point(self, block: Tensor) -> Tensor:
         if block.ndim == 2:

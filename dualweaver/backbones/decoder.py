@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig
 
 from dualweaver.backbones.products import Linear
+from dualweaver.backbones.recompute import recomputable
 from dualweaver.errors import CheckpointError
 
 __all__ = ["DecoderConfig", "LayerCache", "PatchDecoder", "rotary_tables", "working_dtype"]
@@ -151,15 +152,19 @@ class CausalAttention(nn.Module):
         if past and new > 1:
             # is_causal would align the triangle to the first key; each new token sees the whole past and itself
             mask = torch.ones(new, past + new, dtype=torch.bool, device=hidden.device).tril(past)
-        mixed = F.scaled_dot_product_attention(
+        return self.o_proj(self.mix(queries, keys, values, mask).transpose(1, 2).flatten(2))
+
+    @recomputable
+    def mix(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+        """The attention itself; without a mask it is causal from the first key on."""
+        return F.scaled_dot_product_attention(
             queries,
             keys,
             values,
             attn_mask=mask,
             dropout_p=self.dropout if self.training else 0.0,
-            is_causal=past == 0,
+            is_causal=mask is None and queries.shape[2] == keys.shape[2],
         )
-        return self.o_proj(mixed.transpose(1, 2).flatten(2))
 
     def _split(self, projected: Tensor) -> Tensor:
         return projected.unflatten(-1, (self.heads, -1)).transpose(1, 2)
@@ -175,7 +180,11 @@ class SwiGLU(nn.Module):
         self.down_proj = Linear(inner, width, bias=False)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return self.down_proj(F.silu(self.gate_proj(hidden)) * self.up_proj(hidden))
+        return self.down_proj(self.gated(self.gate_proj(hidden), self.up_proj(hidden)))
+
+    @recomputable
+    def gated(self, gate: Tensor, up: Tensor) -> Tensor:
+        return F.silu(gate) * up
 
 
 class DecoderLayer(nn.Module):
@@ -189,12 +198,28 @@ class DecoderLayer(nn.Module):
         self.norm1 = nn.LayerNorm(config.hidden_size)
         self.norm2 = nn.LayerNorm(config.hidden_size)
 
+    @recomputable
     def forward(self, hidden: Tensor, rotary: tuple[Tensor, Tensor], cache: LayerCache | None = None) -> Tensor:
+        total = self.sublayers(hidden, rotary, cache)
+        return total if self.norm_first else self.norm2(total)
+
+    @recomputable
+    def sublayers(self, hidden: Tensor, rotary: tuple[Tensor, Tensor], cache: LayerCache | None) -> Tensor:
+        """The sum after both; to compute it again takes no more than the products before the last one."""
+        return self.feed(self.attend(hidden, rotary, cache))
+
+    @recomputable
+    def attend(self, hidden: Tensor, rotary: tuple[Tensor, Tensor], cache: LayerCache | None) -> Tensor:
+        """The sum after attention."""
+        return hidden + self.self_attn(self.norm1(hidden) if self.norm_first else hidden, rotary, cache)
+
+    @recomputable
+    def feed(self, total: Tensor) -> Tensor:
+        """From the sum after attention to the one after the feed-forward network."""
         if self.norm_first:
-            hidden = hidden + self.self_attn(self.norm1(hidden), rotary, cache)
-            return hidden + self.ffn_layer(self.norm2(hidden))
-        hidden = self.norm1(hidden + self.self_attn(hidden, rotary, cache))
-        return self.norm2(hidden + self.ffn_layer(hidden))
+            return total + self.ffn_layer(self.norm2(total))
+        hidden = self.norm1(total)
+        return hidden + self.ffn_layer(hidden)
 
 
 class PatchDecoder(nn.Module):

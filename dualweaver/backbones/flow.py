@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from dualweaver.backbones.decoder import working_dtype
 from dualweaver.backbones.products import Linear
+from dualweaver.backbones.recompute import recomputable
 
 __all__ = ["FlowMatching", "FlowNetwork", "sinusoids"]
 
@@ -51,6 +52,7 @@ class ResidualBlock(nn.Module):
         self.mlp = nn.Sequential(Linear(width, width), nn.SiLU(), Linear(width, width))
         self.adaLN_modulation = nn.Sequential(nn.SiLU(), Linear(width, 3 * width))
 
+    @recomputable
     def forward(self, hidden: Tensor, conditioning: Tensor) -> Tensor:
         shift, scale, gate = self.adaLN_modulation(conditioning).chunk(3, dim=-1)
         return hidden + gate * self.mlp(self.in_ln(hidden) * (1 + scale) + shift)
@@ -85,6 +87,7 @@ class FlowNetwork(nn.Module):
         """`noisy [..., output]`, `times [...]` in [0, 1000] and `state [..., hidden]` to `[..., output]`."""
         return self.denoise(noisy, times, self.cond_embed(state))
 
+    @recomputable
     def denoise(self, noisy: Tensor, times: Tensor, condition: Tensor) -> Tensor:
         """As `forward`, with the state embedded already.
 

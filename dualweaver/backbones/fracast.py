@@ -97,10 +97,10 @@ class FracastBackbone(Backbone):
     def _roll(self, context: Tensor, horizon: int) -> Tensor:
         """As in the base class, but a context shorter than the window grows into it, as in the package."""
         self.check_context(context.shape[1])
-        blocks = [self.native(context)]
+        blocks = [self.one_block(context)]
         while len(blocks) * self.native_horizon < horizon:
             context = torch.cat([context[:, -self.context_length :], self._point(blocks[-1])], dim=1)
-            blocks.append(self.native(context))
+            blocks.append(self.one_block(context))
         return torch.cat(blocks, dim=1)[:, :horizon]
 
 

@@ -16,6 +16,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from dualweaver.backbones.base import Backbone
 from dualweaver.backbones.pretrained import load_pretrained
+from dualweaver.backbones.recompute import recomputable
 from dualweaver.backbones.ttm_frozen import Affine, FrozenChain, Head, Mixer, Regroup, Step
 from dualweaver.errors import CheckpointError, SettingError
 
@@ -148,6 +149,7 @@ class _Layer(nn.Module):
         self.patch_mixer = _Mixer(config, features, patches, along_patches=True)
         self.feature_mixer = _Mixer(config, features, features, along_patches=False)
 
+    @recomputable
     def forward(self, x: Tensor) -> Tensor:
         return self.feature_mixer(self.patch_mixer(x))
 
