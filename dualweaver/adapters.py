@@ -11,7 +11,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,9 @@ from dualweaver.backbones import Backbone, Forecast
 from dualweaver.errors import SettingError
 from dualweaver.streaming import kept_bytes, streamed_sum
 from dualweaver.weaver import Weaver, fusion_width, make_fusion, surrogate_bound
+
+if TYPE_CHECKING:
+    from dualweaver.planning.planner import Plan
 
 __all__ = ["ADAPTERS", "AdaPTS", "Adapter", "DualWeaverAdapter", "FineTune", "ZeroShot", "make_adapter"]
 
@@ -42,12 +45,18 @@ class Adapter(nn.Module, ABC):
         native_loss: whether `objective` is made of the backbone's own loss, rather than of the forecast's error.
         needs_reference: whether `objective` compares with the untouched backbone's error on the same windows.
         trains_backbone: whether the backbone's weights are trained as well.
+        plan: how it is trained within a memory budget; None where there is none.
+        pairs_at_once, series_at_once: pairs of surrogates that may keep their activations for a backward pass, and
+            series that go through the backbone without one, where a plan limits them (see `dualweaver.planning`).
     """
 
     name: ClassVar[str]
     native_loss: bool = False
     needs_reference: bool = False
     trains_backbone: ClassVar[bool] = False
+    plan: Plan | None = None
+    pairs_at_once: int | None = None
+    series_at_once: int | None = None
 
     def __init__(self, channels: int, targets: Sequence[int]) -> None:
         super().__init__()
@@ -103,7 +112,7 @@ class Adapter(nn.Module, ABC):
 
     def forward(self, backbone: Backbone, x: Tensor, horizon: int) -> Tensor:
         """Point forecast: `[batch, time, channel]` to `[batch, horizon, target]`."""
-        return self.decode(backbone(self.encode(x), horizon))
+        return self.decode(self._limited(partial(backbone, horizon=horizon), self.encode(x)))
 
     def distribution(
         self, backbone: Backbone, x: Tensor, horizon: int, generator: torch.Generator | None = None
@@ -115,6 +124,14 @@ class Adapter(nn.Module, ABC):
 
     def project(self) -> None:
         """Bring parameters back into their domain after an optimizer step."""
+
+    def _limited(self, function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
+        """`function(*tensors)`, series by series, on no more of them at once than a plan allows."""
+        rows = self.series_at_once
+        if rows is None or len(tensors[0]) <= rows or torch.is_grad_enabled():
+            return function(*tensors)
+        pieces = zip(*(tensor.split(rows) for tensor in tensors), strict=True)
+        return torch.cat([function(*piece) for piece in pieces])
 
     def _own(self, windows: Tensor) -> Tensor:
         return windows.index_select(-1, self.targets)
@@ -310,6 +327,8 @@ class DualWeaverAdapter(Adapter):
     ) -> int:
         """How many pairs may keep their activations; a function of sizes alone, so that bits can be repeated."""
         pairs, weights = tensors[0], list(backbone.parameters())
+        if self.pairs_at_once is not None:
+            return self.pairs_at_once
         if pairs.numel() < SMALL or not torch.is_grad_enabled() or any(weight.requires_grad for weight in weights):
             return len(pairs)
         sizes = (backbone.name, horizon, pairs.shape[2], tuple(weight.dtype for weight in weights[:1]))
@@ -322,9 +341,14 @@ class DualWeaverAdapter(Adapter):
     @torch.no_grad()
     def reference_loss(self, backbone: Backbone, window: Tensor, context_length: int, horizon: int) -> Tensor:
         if self.native_loss:
-            losses = _own_loss(backbone, self._own_series, window, context_length, horizon, _common_draws())
+            end = context_length + backbone.label_horizon(horizon)
+            losses = self._limited(
+                lambda *series: backbone.loss(*series, horizon=horizon, generator=_common_draws()).mean(dim=1),
+                self._own_series(window[:, :context_length]),
+                self._own_series(window[:, backbone.label_start(context_length) : end]),
+            )
         else:
-            forecast = backbone(self._own_series(window[:, :context_length]), horizon)
+            forecast = self._limited(partial(backbone, horizon=horizon), self._own_series(window[:, :context_length]))
             future = self._own_series(window[:, context_length : context_length + horizon])
             losses = (forecast - future).square().mean(dim=1)
         return self._per_target(losses)

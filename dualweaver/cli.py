@@ -1,4 +1,4 @@
-"""`dualweaver` on the command line: forecast and backtest a table, list backbones and data sets."""
+"""`dualweaver` on the command line: forecast and backtest a table, list backbones and data sets, profile, plan."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from typer.exceptions import TyperException
 
 from dualweaver._version import __version__
 from dualweaver.errors import DataError, DualWeaverError, SettingError
+from dualweaver.planning.commands import register
 
 __all__ = ["app", "main"]
 
@@ -162,6 +163,9 @@ def datasets(
         table.add_row(label, str(getattr(info, label)))
     table.add_row("file", str(locate_dataset(name)))
     console.print(table)
+
+
+register(app)
 
 
 def main(arguments: list[str] | None = None) -> None:

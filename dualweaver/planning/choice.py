@@ -80,8 +80,8 @@ class _Programme:
                 self._at_least({self._k(group): 1.0} | {self._x(call): 1.0 for call in holders}, 1.0)
             for call in storage.needed:
                 self._at_least({self._k(group): 1.0, self._x(call): -1.0}, 0.0)
-        for position, call in enumerate(inventory.calls):
-            for outer in call.within:
+        for position, inner in enumerate(inventory.calls):
+            for outer in inner.within:
                 if self._x(outer) != self._x(position):
                     self._at_least({self._x(outer): -1.0, self._x(position): -1.0}, -1.0)
         self._moment(None)

@@ -163,7 +163,7 @@ def _over_time(spans: list[_Span], constant: dict[str, int]) -> Holdings:
     for at, holder, size in changes:
         now[holder] += size
         when = (at - start) / 1e6
-        if when == seconds[-1]:
+        if when == seconds[-1] and len(seconds) > 1:
             moments[-1] = dict(now)
         else:
             seconds.append(when)
