@@ -38,6 +38,7 @@ Freq = Annotated[str | None, typer.Option(help="step of the time stamps (pandas 
 Missing = Annotated[str, typer.Option(help="interpolate, ffill or raise")]
 MissingValue = Annotated[list[float] | None, typer.Option(help="number that stands for a missing value; repeatable")]
 Epochs = Annotated[int, typer.Option(help="epochs at most")]
+Precision = Annotated[str, typer.Option(help="of the backbone's weights: 32, bf16 or auto")]
 Seed = Annotated[int, typer.Option(help="governs all randomness")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="no progress and no summary")]
 
@@ -59,6 +60,7 @@ def forecast(
     missing: Missing = "interpolate",
     missing_value: MissingValue = None,
     max_epochs: Epochs = 10,
+    precision: Precision = "32",
     save: Annotated[Path | None, typer.Option(help="folder to keep the fitted forecaster in")] = None,
     resume: Annotated[
         Path | None, typer.Option(help="folder that keeps how far the fit has come; run again to go on from there")
@@ -105,6 +107,7 @@ def backtest(
     missing: Missing = "interpolate",
     missing_value: MissingValue = None,
     max_epochs: Epochs = 10,
+    precision: Precision = "32",
     seed: Seed = 0,
     quiet: Quiet = False,
 ) -> None:
@@ -199,7 +202,7 @@ def _model(options: dict[str, Any]) -> Any:
     names = ("backbone", "horizon", "context_length", "adapter", "time_column", "entity_column", "freq")
     targets = options["targets"]
     return DualWeaver(
-        **{name: options[name] for name in (*names, "missing", "max_epochs", "seed")},
+        **{name: options[name] for name in (*names, "missing", "max_epochs", "precision", "seed")},
         targets=None if targets is None else [part.strip() for part in targets.split(",")],
         missing_values=tuple(options["missing_value"] or ()),
         verbose=not options["quiet"],

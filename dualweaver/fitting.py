@@ -22,6 +22,7 @@ from dualweaver.effort import epoch_windows, validation_windows
 from dualweaver.errors import DataError, SettingError
 from dualweaver.notices import notify
 from dualweaver.pipeline import Pipeline, context_spread, forecast_windows, replace_targets
+from dualweaver.precision import choose_precision
 from dualweaver.resume import ResumeFolder, describe_fit
 from dualweaver.settings import FitSettings
 from dualweaver.stages import make_stages, train_stages
@@ -67,6 +68,11 @@ def fit_pipeline(
     wanted = validation_windows(epoch_windows(backbone, context, settings.horizon, series))
     wanted = min(wanted, max(1, VALIDATION_VALUES // (settings.horizon * len(targets))))
     train, validation = _datasets(blocks, borders, scaler, context, future, settings.horizon, wanted)
+    if settings.loaded_precision == "auto":
+        plain = ZeroShot(channels, targets)
+        backbone = choose_precision(
+            backbone, lambda model: _zero_shot_error(plain, model, validation, context, settings)
+        )
     if resume is not None:
         resume.claim(describe_fit(settings, backbone, scaler, list(targets), train, validation))
     # a backbone that is trained is a copy: the caller's, and what zero-shot means, stay as they are
@@ -88,6 +94,13 @@ def fit_pipeline(
         forecast = _mixed(adapted, untouched, np.flatnonzero(pipeline.fallback))
         pipeline.calibration = _calibrate(forecast, truth, spread)
     return Fitted(pipeline, history, _scores(error, baseline, pipeline.fallback, settings.adapter))
+
+
+def _zero_shot_error(
+    plain: ZeroShot, backbone: Backbone, windows: WindowDataset, context: int, settings: FitSettings
+) -> float:
+    forecast, truth = forecast_windows(plain, backbone, windows, context, seed=settings.seed)
+    return float(_channel_error(forecast.mean, truth).mean())
 
 
 def _mixed(adapted: Forecast, untouched: Forecast, rows: npt.NDArray[np.int64]) -> Forecast:

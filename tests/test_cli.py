@@ -57,8 +57,11 @@ def test_without_output_the_forecast_goes_to_the_terminal(
 
 def test_a_saved_forecaster_can_be_loaded(table: Path, backbone: str, tmp_path: Path) -> None:
     options = ["--backbone", backbone, "--max-epochs", 1, "--horizon", 8, "--quiet", "--targets", "b"]
+    options += ["--precision", "bf16"]
     assert run("forecast", table, *options, "--save", tmp_path / "kept", "--output", tmp_path / "f.csv") == 0
-    again = DualWeaver.load(tmp_path / "kept").predict()
+    kept = DualWeaver.load(tmp_path / "kept")
+    assert kept.precision == "bf16"
+    again = kept.predict()
     written = pd.read_csv(tmp_path / "f.csv")
     assert list(written.columns) == ["date", "b"]
     assert again["b"].to_numpy() == pytest.approx(written["b"].to_numpy())
@@ -90,6 +93,7 @@ def test_backtest_never_fits_on_what_it_scores(table: Path, backbone: str) -> No
         (["forecast", "{table}", "--quantiles", "0.1,1.5"], "1.5"),
         (["forecast", "{table}", "--quantiles", "low"], "0.1,0.9"),
         (["forecast", "{table}", "--targets", "z"], "'z'"),
+        (["forecast", "{table}", "--precision", "16"], "32, bf16, auto"),
         (["backtest", "{table}", "--metric", "beauty", "--backbone", "{backbone}", "--horizon", "8"], "beauty"),
         (["datasets", "nothing"], "ETTh1"),
         (["forecats"], "forecats"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -10,10 +11,28 @@ import pandas as pd
 import pytest
 import torch
 from test_backbone_conformance import FACTORIES
-from toys import Toy, refusal, waves, weaver
+from torch import Tensor, nn
+from toy_backbones import LinearToy
+from toys import CONTEXT, HORIZON, Toy, refusal, waves, weaver
 
 from dualweaver import DualWeaver, precision
-from dualweaver.precision import load_in_precision
+from dualweaver.backbones import Backbone
+from dualweaver.precision import choose_precision, load_in_precision
+
+
+class Levelled(LinearToy):
+    """Weighs the last steps, off by what bfloat16 makes of a number of four digits."""
+
+    large_products = True
+
+    def __init__(self, level: float) -> None:
+        super().__init__(CONTEXT, HORIZON, copies=True)
+        self.weights.data = self.weights.data.float()
+        self.level, self.exact = nn.Parameter(torch.tensor(level)), level
+        self.freeze()
+
+    def native(self, context: Tensor) -> Tensor:
+        return super().native(context) + self.level.to(context.dtype) - self.exact
 
 
 @pytest.fixture
@@ -74,8 +93,44 @@ def test_auto_takes_bf16_for_large_products_where_they_are_faster(monkeypatch: p
     monkeypatch.setattr(precision, "_bf16_pays", lambda device: pays)
     expected = {"timer": pays, "sundial": pays, "ttm": False, "fracast": False, "module": False}
     for name, half in expected.items():
-        weights = next(load_in_precision(FACTORIES[name](), "auto").parameters())
+        weights = next(choose_precision(FACTORIES[name](), lambda model: 1.0).parameters())
         assert (weights.dtype == torch.bfloat16) == half, name
+
+
+@pytest.mark.parametrize(("rounded", "half"), [(1.0009, True), (0.9991, True), (1.0011, False), (float("nan"), False)])
+def test_auto_takes_bf16_where_its_validation_error_is_that_of_float32(
+    monkeypatch: pytest.MonkeyPatch, rounded: float, half: bool
+) -> None:
+    monkeypatch.setattr(precision, "_bf16_pays", lambda device: True)
+
+    def error(model: Backbone) -> float:
+        return rounded if next(model.parameters()).dtype == torch.bfloat16 else 1.0
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        chosen = choose_precision(FACTORIES["timer"](), error)
+    assert next(chosen.parameters()).dtype == (torch.bfloat16 if half else torch.float32)
+    assert ["in bfloat16 and 1 in float32, which is kept" in str(told.message) for told in caught] == [True] * (
+        not half
+    )
+
+
+@pytest.mark.parametrize(("level", "half"), [(1000.0, True), (1001.3, False)])
+def test_a_fit_under_auto_keeps_float32_where_bf16_would_change_its_validation_error(
+    monkeypatch: pytest.MonkeyPatch, level: float, half: bool
+) -> None:
+    monkeypatch.setattr(precision, "_bf16_pays", lambda device: True)
+    backbone = Levelled(level)
+    model = weaver(backbone, precision="auto", max_epochs=1)
+    if half:
+        model.fit(waves())
+    else:
+        with pytest.warns(UserWarning, match="precision='auto': the validation error of the 'linear-toy' backbone"):
+            model.fit(waves())
+    assert next(model.pipeline_.untouched.parameters()).dtype == (torch.bfloat16 if half else torch.float32)
+    assert next(backbone.parameters()).dtype == torch.float32
+    exact = weaver(Levelled(level), max_epochs=1).fit(waves())
+    np.testing.assert_allclose(model.scores_["zero_shot_mse"], exact.scores_["zero_shot_mse"], rtol=1e-3)
 
 
 def test_the_measurement_of_auto_is_made_once() -> None:
