@@ -70,6 +70,11 @@ class Adapter(nn.Module, ABC):
     def series_per_window(self) -> int:
         """How many series the backbone forecasts for one window."""
 
+    @property
+    def series_per_step(self) -> int:
+        """How many of a window go through the backbone in one step of training."""
+        return self.series_per_window
+
     @abstractmethod
     def encode(self, x: Tensor) -> Tensor:
         """`[batch, time, channel]` to the series that the backbone forecasts, `[series, time]`."""
@@ -222,6 +227,9 @@ class DualWeaverAdapter(Adapter):
             the published loss, mean(l1 + l2) / 2 + mean(max(upper, l0)), on the backbone's own loss.
         regularisation: weight of the collapse regulariser in "reconstruction".
         dropout: inside the fusion module, in training.
+        channel_sample: how many targets, drawn anew at every step of training, make its loss; all where None. Drawn
+            evenly and without replacement, so that the loss is an unbiased estimate of that over all. All channels feed
+            the fusion. The untouched backbone's losses are still those of all targets, once a window.
     """
 
     name = "dualweaver"
@@ -235,6 +243,7 @@ class DualWeaverAdapter(Adapter):
         objective: str = "reconstruction",
         regularisation: float = 0.0,
         dropout: float = 0.1,
+        channel_sample: int | None = None,
     ) -> None:
         super().__init__(channels, targets)
         if objective not in ("reconstruction", "paper"):
@@ -242,12 +251,17 @@ class DualWeaverAdapter(Adapter):
         self.weaver = Weaver(make_fusion(fusion, channels, len(targets), dropout=dropout), targets)
         self.native_loss = objective == "paper"
         self.regularisation = regularisation
+        self.channel_sample = min(channel_sample or len(targets), len(targets))
         self._kept: dict[tuple[Any, ...], int] = {}  # bytes of a pair
         self.needs_reference = self.native_loss or regularisation > 0
 
     @property
     def series_per_window(self) -> int:
         return 2 * len(self.targets)
+
+    @property
+    def series_per_step(self) -> int:
+        return 2 * self.channel_sample
 
     def encode(self, x: Tensor) -> Tensor:
         return _to_series(torch.stack(self.weaver.surrogates(x)))
@@ -281,8 +295,16 @@ class DualWeaverAdapter(Adapter):
             if reference is not None:
                 tensors += [reference.flatten(), reference.mean(dim=0).clamp_min(1e-6).repeat(len(window))]
             pair_losses = partial(self._reconstruction_losses, backbone, horizon)
+        if self.training and self.channel_sample < len(self.targets):
+            sampled = self._sampled_pairs(len(window))
+            tensors = [tensor.index_select(0, sampled) for tensor in tensors]
         at_once = self._pairs_at_once(backbone, horizon, pair_losses, tensors)
         return streamed_sum(pair_losses, tensors, at_once) / len(tensors[0])
+
+    def _sampled_pairs(self, batch: int) -> Tensor:
+        """Rows of the pairs of a few random targets, the same ones in all windows of a batch."""
+        drawn = torch.randperm(len(self.targets))[: self.channel_sample].sort().values
+        return (torch.arange(batch)[:, None] * len(self.targets) + drawn).flatten().to(self.targets.device)
 
     def _pairs(self, windows: Tensor) -> Tensor:
         """`[batch, time, channel]` to the surrogates of each target, `[batch * target, 2, time]`."""

@@ -64,7 +64,7 @@ def fit_pipeline(
     future = max((stage.future_steps(backbone, settings.horizon) for stage in stages), default=0)
     context = _context_for(backbone, [len(block.index) for block in blocks], borders, future, settings)
     scaler = _fit_scaler([block.values[:border] for block, border in zip(blocks, borders, strict=True)])
-    series = max((stage.series_per_window for stage in stages), default=len(targets))
+    series = max((stage.series_per_step for stage in stages), default=len(targets))
     wanted = validation_windows(epoch_windows(backbone, context, settings.horizon, series))
     wanted = min(wanted, max(1, VALIDATION_VALUES // (settings.horizon * len(targets))))
     train, validation = _datasets(blocks, borders, scaler, context, future, settings.horizon, wanted)

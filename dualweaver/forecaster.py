@@ -59,6 +59,8 @@ class DualWeaver(BaseEstimator):
         quantiles: levels in (0, 1) that `predict` adds where it is not told otherwise.
         time_column, entity_column, freq: see `dualweaver.data.frames.read_table`.
         missing: "interpolate", "ffill" or "raise". missing_values: numbers or text that stand for one, such as -9999.
+        channel_sample: how many targets, drawn anew at every step, "dualweaver" trains on; all where None. For wide
+            data: every column still feeds the fusion, and every target is validated.
         precision: of the frozen model's weights, "32", "bf16" or "auto"; see `dualweaver.precision`.
         seed: governs all randomness. verbose: show progress and a summary.
 
@@ -94,6 +96,7 @@ class DualWeaver(BaseEstimator):
         freq: Any = None,
         missing: str = "interpolate",
         missing_values: Sequence[Any] = (),
+        channel_sample: int | None = None,
         precision: str = "32",
         seed: int = 0,
         verbose: bool = True,
@@ -118,6 +121,7 @@ class DualWeaver(BaseEstimator):
         self.freq = freq
         self.missing = missing
         self.missing_values = missing_values
+        self.channel_sample = channel_sample
         self.precision = precision
         self.seed = seed
         self.verbose = verbose

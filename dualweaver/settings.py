@@ -36,14 +36,15 @@ class FitSettings:
     seed: int
     verbose: bool
     precision: str = "32"
+    channel_sample: int | None = None
 
     @classmethod
     def checked(cls, source: Any) -> FitSettings:
         """Read the arguments off an estimator; raise a SettingError that names the first wrong one."""
         settings = cls(**{name: getattr(source, name) for name in cls.__dataclass_fields__})
-        for name in ("horizon", "context_length", "max_epochs", "batch_size", "window_stride"):
+        for name in ("horizon", "context_length", "max_epochs", "batch_size", "window_stride", "channel_sample"):
             value = getattr(settings, name)
-            if name in ("context_length", "window_stride") and value is None:
+            if name in ("context_length", "window_stride", "channel_sample") and value is None:
                 continue
             if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
                 raise SettingError(f"{name}={value!r}: expected a whole number, 1 or more")
@@ -79,5 +80,6 @@ class FitSettings:
         extra: dict[str, Any] = {}
         if self.adapter == "dualweaver":
             extra = {"fusion": self.fusion, "objective": self.objective, "regularisation": self.regularisation}
+            extra["channel_sample"] = self.channel_sample
         with seeded(self.seed):
             return make_adapter(self.adapter, channels, targets, **extra)

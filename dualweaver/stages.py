@@ -125,7 +125,7 @@ def _train_stage(
     stage: Stage | None,
     max_epochs: int | None = None,
 ) -> BestWeights:
-    wanted = epoch_windows(pipeline.backbone, pipeline.context_length, settings.horizon, adapter.series_per_window)
+    wanted = epoch_windows(pipeline.backbone, pipeline.context_length, settings.horizon, adapter.series_per_step)
     at_once = max(1, SERIES_PER_BATCH // max(adapter.series_per_window, adapter.channels))
     accumulate = math.ceil(settings.batch_size / at_once)
     data = WindowDataModule(

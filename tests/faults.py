@@ -24,7 +24,7 @@ from torch import Tensor
 from toys import Toy, waves, weaver
 
 FITS: dict[str, dict[str, Any]] = {
-    "dualweaver": {"max_epochs": 6, "regularisation": 0.5, "window_stride": 3},
+    "dualweaver": {"max_epochs": 6, "regularisation": 0.5, "window_stride": 3, "channel_sample": 2},
     "paper": {"max_epochs": 30, "objective": "paper", "learning_rate": 0.1, "window_stride": 4},  # stops early
     "adapts": {"max_epochs": 4, "adapter": "adapts", "batch_size": 20},
     "fine-tune first": {"max_epochs": 3, "fine_tune": True, "window_stride": 2},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -295,3 +296,55 @@ def test_the_first_phase_of_adapts_measures_how_rows_are_reproduced(windows: Ten
 def test_what_cannot_be_built_is_named(build: Callable[[], object], message: str) -> None:
     with pytest.raises(SettingError, match=message):
         build()
+
+
+@pytest.mark.parametrize("settings", [{}, {"regularisation": 0.5}, {"objective": "paper"}])
+def test_the_loss_of_sampled_targets_is_that_of_all_in_the_mean_over_all_samples(
+    settings: dict[str, Any], windows: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backbone, orders = NormalisedToy(CONTEXT, HORIZON).double(), list(itertools.permutations(range(4)))
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        full = DualWeaverAdapter(CHANNELS, [6, 0, 3, 2], dropout=0.0, **settings).double()
+        for weights in full.parameters():
+            nn.init.uniform_(weights, 0.1, 0.6)
+    sampled = DualWeaverAdapter(CHANNELS, [6, 0, 3, 2], dropout=0.0, channel_sample=2, **settings).double()
+    sampled.load_state_dict(full.state_dict())
+    windows = windows.double()
+    reference = full.reference_loss(backbone, windows, CONTEXT, HORIZON) if full.needs_reference else None
+
+    def gradient(adapter: DualWeaverAdapter) -> Tensor:
+        loss = adapter.objective(backbone, windows, CONTEXT, HORIZON, reference)
+        parts = torch.autograd.grad(loss, list(adapter.parameters()))
+        return torch.cat([loss.detach().reshape(1), *(part.flatten() for part in parts)])
+
+    expected, found = gradient(full), []
+    for order in orders:
+        monkeypatch.setattr("dualweaver.adapters.torch.randperm", lambda count, order=order: torch.tensor(order))
+        found.append(gradient(sampled))
+    torch.testing.assert_close(torch.stack(found).mean(dim=0), expected, rtol=1e-10, atol=1e-12)
+    assert len({float(part[0]) for part in found}) == 6  # pairs out of four
+    torch.testing.assert_close(gradient(sampled.eval()), expected, rtol=1e-10, atol=1e-12)
+
+
+def test_a_step_costs_two_series_a_sampled_target_and_depends_on_the_seed_alone(windows: Tensor) -> None:
+    asked: list[int] = []
+
+    class Counted(NormalisedToy):
+        def native(self, context: Tensor) -> Tensor:
+            asked.append(len(context))
+            return super().native(context)
+
+    backbone = Counted(CONTEXT, HORIZON)
+    adapter = DualWeaverAdapter(CHANNELS, range(CHANNELS), channel_sample=3)
+    assert (adapter.series_per_step, adapter.series_per_window) == (6, 2 * CHANNELS)
+    losses = []
+    with torch.random.fork_rng():
+        for seed in (1, 2, 1):
+            torch.manual_seed(seed)
+            losses.append(adapter.objective(backbone, windows, CONTEXT, HORIZON, None).item())
+    assert asked == [6 * len(windows)] * 3
+    assert losses[0] == losses[2] != losses[1]
+    adapter(backbone, windows[:, :CONTEXT], HORIZON)
+    assert asked[3:] == [2 * CHANNELS * len(windows)]
+    assert DualWeaverAdapter(CHANNELS, TARGETS, channel_sample=99).series_per_step == 2 * len(TARGETS)

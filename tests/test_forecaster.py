@@ -267,7 +267,7 @@ def test_what_is_loaded_forecasts_the_same_bits_for_every_form_of_index_and_labe
     "settings",
     [
         {},
-        {"fusion": "cnn", "objective": "paper"},
+        {"fusion": "cnn", "objective": "paper", "channel_sample": 2},
         {"regularisation": 0.5, "targets": pd.Index(["b"])},
         {"adapter": "adapts", "missing_values": [-9999, float("nan"), "n/a"]},
         {"adapter": "fine-tune"},

@@ -26,6 +26,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 STAGES: dict[str, dict[str, Any]] = {
     "paper": {"objective": "paper"},
+    "sampled": {"channel_sample": 2},
     "adapts": {"adapter": "adapts"},
     "fine-tune": {"adapter": "fine-tune"},
     "fine-tune first": {"fine_tune": True, "regularisation": 0.5},
