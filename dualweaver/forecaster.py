@@ -62,6 +62,7 @@ class DualWeaver(BaseEstimator):
         channel_sample: how many targets, drawn anew at every step, "dualweaver" trains on; all where None. For wide
             data: every column still feeds the fusion, and every target is validated.
         precision: of the frozen model's weights, "32", "bf16" or "auto"; see `dualweaver.precision`.
+        compile: train through `torch.compile` where that works; see `dualweaver.compilation`.
         seed: governs all randomness. verbose: show progress and a summary.
 
     Attributes:
@@ -98,6 +99,7 @@ class DualWeaver(BaseEstimator):
         missing_values: Sequence[Any] = (),
         channel_sample: int | None = None,
         precision: str = "32",
+        compile: bool = False,
         seed: int = 0,
         verbose: bool = True,
     ) -> None:
@@ -123,6 +125,7 @@ class DualWeaver(BaseEstimator):
         self.missing_values = missing_values
         self.channel_sample = channel_sample
         self.precision = precision
+        self.compile = compile
         self.seed = seed
         self.verbose = verbose
 

@@ -37,6 +37,7 @@ class FitSettings:
     verbose: bool
     precision: str = "32"
     channel_sample: int | None = None
+    compile: bool = False
 
     @classmethod
     def checked(cls, source: Any) -> FitSettings:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import pandas as pd
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from dualweaver.adapters import Adapter, AdaPTS, FineTune, ZeroShot
+from dualweaver.compilation import compiled
 from dualweaver.data.module import WindowDataModule, stride_for
 from dualweaver.data.windows import WindowDataset
 from dualweaver.effort import epoch_windows
@@ -143,16 +145,18 @@ def _train_stage(
         seed=settings.seed,
         verbose=settings.verbose,
     )
-    return train_adapter(
-        adapter,
-        pipeline.backbone,
-        data,
-        training,
-        context_length=pipeline.context_length,
-        horizon=settings.horizon,
-        label=adapter.name,
-        stage=stage,
-    )
+    frozen = settings.compile and not adapter.trains_backbone
+    with compiled(pipeline.backbone) if frozen else nullcontext():
+        return train_adapter(
+            adapter,
+            pipeline.backbone,
+            data,
+            training,
+            context_length=pipeline.context_length,
+            horizon=settings.horizon,
+            label=adapter.name,
+            stage=stage,
+        )
 
 
 def _stage(resume: ResumeFolder | None, name: str, *, weights: bool = True) -> Stage | None:

@@ -1,0 +1,54 @@
+"""The frozen model through `torch.compile`, where that works."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from dualweaver.backbones import Backbone
+from dualweaver.notices import notify
+
+__all__ = ["compiled"]
+
+
+@contextmanager
+def compiled(backbone: Backbone) -> Iterator[Backbone]:
+    """Forecasts and losses of a frozen backbone run compiled inside this context, and as before after it.
+
+    Where compiling fails (no C++ compiler, an operation that is not supported), a notice says so and all goes on
+    uncompiled.
+    """
+    names = ("forward", "loss")
+    for name in names:
+        setattr(backbone, name, _Compiled(getattr(backbone, name), backbone.name))
+    try:
+        yield backbone
+    finally:
+        for name in names:
+            delattr(backbone, name)  # the class's own is visible again
+
+
+class _Compiled:
+    """A function that is compiled when it is first called, or given up to its uncompiled self."""
+
+    def __init__(self, plain: Callable[..., Any], label: str) -> None:
+        self.plain, self.label = plain, label
+        self.function: Callable[..., Any] | None = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.function is not self.plain:
+            try:
+                self.function = self.function or torch.compile(self.plain)
+                return self.function(*args, **kwargs)
+            except Exception as error:  # whatever a compiler raises; an error of the model itself comes again below
+                self.function = self.plain
+                result = self.plain(*args, **kwargs)
+                reason = str(error).strip().partition("\n")[0] or type(error).__name__
+                notify(
+                    f"compile=True: the backbone {self.label!r} cannot be compiled here ({reason}): it runs as it is"
+                )
+                return result
+        return self.plain(*args, **kwargs)
