@@ -14,6 +14,7 @@ from sklearn.preprocessing import StandardScaler
 
 from dualweaver.adapters import ZeroShot
 from dualweaver.backbones import Backbone, Forecast
+from dualweaver.cache import kept_for, remembered
 from dualweaver.calibration import Calibration
 from dualweaver.data.frames import Block
 from dualweaver.data.module import stride_for
@@ -68,11 +69,13 @@ def fit_pipeline(
     wanted = validation_windows(epoch_windows(backbone, context, settings.horizon, series))
     wanted = min(wanted, max(1, VALIDATION_VALUES // (settings.horizon * len(targets))))
     train, validation = _datasets(blocks, borders, scaler, context, future, settings.horizon, wanted)
+    truth = validation.windows[validation.starts, context:].index_select(-1, torch.as_tensor(targets))
+
+    def zero_shot(backbone: Backbone) -> Forecast:
+        return _zero_shot(ZeroShot(channels, targets), backbone, validation, context, settings.seed)
+
     if settings.loaded_precision == "auto":
-        plain = ZeroShot(channels, targets)
-        backbone = choose_precision(
-            backbone, lambda model: _zero_shot_error(plain, model, validation, context, settings)
-        )
+        backbone = choose_precision(backbone, lambda model: float(_channel_error(zero_shot(model).mean, truth).mean()))
     if resume is not None:
         resume.claim(describe_fit(settings, backbone, scaler, list(targets), train, validation))
     # a backbone that is trained is a copy: the caller's, and what zero-shot means, stay as they are
@@ -80,7 +83,7 @@ def fit_pipeline(
     nowhere = np.zeros(len(targets), dtype=bool)
     pipeline = Pipeline(inner, adapter, scaler, context, backbone, nowhere, seed=settings.seed)
 
-    untouched, truth = forecast_windows(pipeline.zero_shot().adapter, backbone, validation, context, seed=settings.seed)
+    untouched = zero_shot(backbone)
     spread = _spreads(validation, context, targets)
     error = baseline = _channel_error(untouched.mean, truth)
     forecast = untouched
@@ -96,11 +99,16 @@ def fit_pipeline(
     return Fitted(pipeline, history, _scores(error, baseline, pipeline.fallback, settings.adapter))
 
 
-def _zero_shot_error(
-    plain: ZeroShot, backbone: Backbone, windows: WindowDataset, context: int, settings: FitSettings
-) -> float:
-    forecast, truth = forecast_windows(plain, backbone, windows, context, seed=settings.seed)
-    return float(_channel_error(forecast.mean, truth).mean())
+def _zero_shot(plain: ZeroShot, backbone: Backbone, windows: WindowDataset, context: int, seed: int) -> Forecast:
+    """The untouched backbone's forecasts of many windows, in scaled units."""
+
+    def compute() -> dict[str, torch.Tensor]:
+        forecast, _ = forecast_windows(plain, backbone, windows, context, seed=seed)
+        quantiles = {} if forecast.quantiles is None else {"quantiles": forecast.quantiles}
+        return {"mean": forecast.mean, "levels": torch.tensor(forecast.levels, dtype=torch.float64), **quantiles}
+
+    found = remembered(kept_for(backbone, windows, "zero-shot", plain.targets.tolist(), context, seed), compute)
+    return Forecast(found["mean"], found.get("quantiles"), tuple(found["levels"].tolist()))
 
 
 def _mixed(adapted: Forecast, untouched: Forecast, rows: npt.NDArray[np.int64]) -> Forecast:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from dualweaver.adapters import Adapter, AdaPTS, FineTune, ZeroShot
+from dualweaver.cache import Kept, kept_for
 from dualweaver.compilation import compiled
 from dualweaver.data.module import WindowDataModule, stride_for
 from dualweaver.data.windows import WindowDataset
@@ -156,7 +157,14 @@ def _train_stage(
             horizon=settings.horizon,
             label=adapter.name,
             stage=stage,
+            references=_references(adapter, pipeline, train, settings) if adapter.needs_reference else None,
         )
+
+
+def _references(adapter: Adapter, pipeline: Pipeline, train: WindowDataset, settings: FitSettings) -> Kept:
+    """Where the losses with which `adapter` compares its own are kept for later fits."""
+    measure = (adapter.name, adapter.native_loss, adapter.targets.tolist(), settings.compile)
+    return kept_for(pipeline.backbone, train, "references", *measure, pipeline.context_length, settings.horizon)
 
 
 def _stage(resume: ResumeFolder | None, name: str, *, weights: bool = True) -> Stage | None:

@@ -20,6 +20,7 @@ from torchmetrics import MeanSquaredError
 
 from dualweaver.adapters import Adapter
 from dualweaver.backbones import Backbone
+from dualweaver.cache import Kept
 from dualweaver.data.module import WindowDataModule
 from dualweaver.interrupt import StopOnInterrupt
 from dualweaver.notices import notify
@@ -243,13 +244,15 @@ def train_adapter(
     horizon: int,
     label: str = "adapting",
     stage: Stage | None = None,
+    references: Kept | None = None,
 ) -> BestWeights:
     """Train an adapter, and leave it (and a thawed backbone) at its best validation error.
 
     The untrained adapter is scored first and counts as a candidate. The backbone is frozen afterwards, whatever
     happens, and stays on its device. Ctrl-C ends training after the batch at hand, with a notice; another error passes
     through, with the weights where they were when it occurred. With `stage`, training goes on where an earlier process
-    left it, and is not repeated where that had finished.
+    left it, and is not repeated where that had finished. `references` keeps the untouched backbone's losses for later
+    fits.
 
     Returns:
         The course of training.
@@ -262,6 +265,9 @@ def train_adapter(
         horizon=horizon,
         windows=len(data.train_windows),
     )
+    if references and (known := references.read()):
+        module.references.copy_(known["losses"])
+    unknown = int(module.references.isnan().sum())
     best, stop = BestWeights(), StopOnInterrupt(verbose=settings.verbose)
     callbacks: list[Callback] = [best, stop, EarlyStopping("val_mse", patience=settings.patience, mode="min")]
     if settings.verbose:
@@ -291,6 +297,8 @@ def train_adapter(
                 devices=1,
             )
             trainer.fit(module, datamodule=data, ckpt_path=start)
+            if references and int(module.references.isnan().sum()) < unknown:
+                references.write({"losses": module.references})
         best.restore(module)
         module.to(device)
     if stop.asked:
