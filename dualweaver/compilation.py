@@ -19,7 +19,11 @@ def compiled(backbone: Backbone) -> Iterator[Backbone]:
     """Forecasts and losses of a frozen backbone run compiled inside this context, and as before after it.
 
     Where compiling fails (no C++ compiler, an operation that is not supported), a notice says so and all goes on
-    uncompiled.
+    uncompiled. Numbers differ by rounding.
+
+    What it buys on a processor is little, since products take most of the time: on one thread of a two-core machine, a
+    training step (4 windows of 7 channels and 672 steps) took 0.95 of its processor time with Timer's real size, 0.83
+    with a hidden size of 128, and 0.99 with TinyTimeMixer; compiling took 5 to 16 s of processor time.
     """
     names = ("forward", "loss")
     for name in names:

@@ -9,9 +9,12 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
+from test_backbone_conformance import FACTORIES
+from torch import Tensor
 from toy_backbones import LinearToy
-from toys import Toy, waves, weaver
+from toys import waves, weaver
 
+from dualweaver.adapters import DualWeaverAdapter
 from dualweaver.compilation import compiled
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -73,6 +76,24 @@ def test_an_error_of_the_model_itself_stays_the_same(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.slow
-def test_a_compiled_fit_agrees_with_an_uncompiled_one() -> None:
-    plain, fast = (weaver(Toy(), compile=chosen).fit(waves()) for chosen in (False, True))
-    pd.testing.assert_frame_equal(fast.history_, plain.history_, rtol=1e-4)
+@pytest.mark.parametrize("objective", ["reconstruction", "paper"])
+@pytest.mark.parametrize("name", ["module", "ttm", "timer"])
+def test_compiled_losses_and_gradients_are_those_of_the_plain_backbone(
+    name: str, objective: str, recwarn: pytest.WarningsRecorder
+) -> None:
+    """Needs a C++ compiler."""
+    torch.manual_seed(0)
+    backbone = FACTORIES[name]().freeze()
+    adapter = DualWeaverAdapter(3, range(3), objective=objective, dropout=0.0)
+    context, horizon = backbone.context_length, backbone.native_horizon
+    window = torch.randn(4, context + max(horizon, backbone.label_horizon(horizon)), 3)
+    reference = adapter.reference_loss(backbone, window, context, horizon) if adapter.needs_reference else None
+
+    def course() -> list[Tensor]:
+        loss = adapter.objective(backbone, window, context, horizon, reference)
+        return [loss, *torch.autograd.grad(loss, list(adapter.parameters()))]
+
+    expected = course()
+    with compiled(backbone):
+        torch.testing.assert_close(course(), expected, rtol=1e-3, atol=1e-5)
+    assert not any("compile=True" in str(warning.message) for warning in recwarn)

@@ -31,8 +31,23 @@ FLOP_FORMULAS: dict[Any, Callable[..., int]] = {torch.ops.mkldnn._linear_pointwi
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """`x @ weight.T + bias` outside of autograd: `[..., input]` and `[output, input]` to `[..., output]`."""
     if _X86 and x.dtype == torch.float32 and x.device.type == "cpu" and x.numel() and torch.backends.mkldnn.enabled:
-        return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+        return (_opaque if torch.compiler.is_compiling() else _onednn)(x, weight, bias)
     return F.linear(x, weight, bias)
+
+
+def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+
+
+# `torch.compile` would look into the operation, and fail on weights that it does not know as constants
+@torch.library.custom_op("dualweaver::product", mutates_args=())
+def _opaque(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return _onednn(x, weight, bias)
+
+
+@_opaque.register_fake
+def _(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return x.new_empty(*x.shape[:-1], weight.shape[0])
 
 
 class _Product(torch.autograd.Function):
