@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from dualweaver.backbones import Backbone, Forecast
 from dualweaver.errors import SettingError
 from dualweaver.streaming import kept_bytes, streamed_sum
-from dualweaver.weaver import Weaver, fusion_width, make_fusion, surrogate_bound
+from dualweaver.weaver import ContextFilter, Weaver, fusion_width, make_fusion, surrogate_bound
 
 if TYPE_CHECKING:
     from dualweaver.planning.planner import Plan
@@ -226,7 +226,9 @@ class DualWeaverAdapter(Adapter):
             the surrogates' error bound over the untouched backbone's squared error, relative to the latter. "paper":
             the published loss, mean(l1 + l2) / 2 + mean(max(upper, l0)), on the backbone's own loss.
         regularisation: weight of the collapse regulariser in "reconstruction".
-        dropout: inside the fusion module, in training.
+        context_filter: filter contexts before they are woven (`weaver.ContextFilter`); for "reconstruction" only, the
+            published method has none.
+        dropout: inside fusion and filter, in training.
         channel_sample: how many targets, drawn anew at every step of training, make its loss; all where None. Drawn
             evenly and without replacement, so that the loss is an unbiased estimate of that over all. All channels feed
             the fusion. The untouched backbone's losses are still those of all targets, once a window.
@@ -242,14 +244,17 @@ class DualWeaverAdapter(Adapter):
         fusion: str = "mlp",
         objective: str = "reconstruction",
         regularisation: float = 0.0,
+        context_filter: bool = True,
         dropout: float = 0.1,
         channel_sample: int | None = None,
     ) -> None:
         super().__init__(channels, targets)
         if objective not in ("reconstruction", "paper"):
             raise SettingError(f"objective={objective!r}: expected 'reconstruction' or 'paper'")
-        self.weaver = Weaver(make_fusion(fusion, channels, len(targets), dropout=dropout), targets)
         self.native_loss = objective == "paper"
+        module = make_fusion(fusion, channels, len(targets), dropout=dropout)
+        filtered = context_filter and not self.native_loss
+        self.weaver = Weaver(module, targets, ContextFilter(channels, targets, dropout=dropout) if filtered else None)
         self.regularisation = regularisation
         self.channel_sample = min(channel_sample or len(targets), len(targets))
         self._kept: dict[tuple[Any, ...], int] = {}  # bytes of a pair
@@ -264,7 +269,7 @@ class DualWeaverAdapter(Adapter):
         return 2 * self.channel_sample
 
     def encode(self, x: Tensor) -> Tensor:
-        return _to_series(torch.stack(self.weaver.surrogates(x)))
+        return _to_series(torch.stack(self.weaver.context_surrogates(x)))
 
     def decode(self, forecasts: Tensor) -> Tensor:
         return self.weaver.reconstruct(*self._surrogate_forecasts(forecasts))
@@ -285,7 +290,11 @@ class DualWeaverAdapter(Adapter):
         if self.native_loss:
             start, stop = backbone.label_start(context_length), context_length + backbone.label_horizon(horizon)
         context, labels = window[:, :context_length], window[:, start:stop]
-        tensors = [self._pairs(context), self._pairs(labels), (self.weaver.a + self.weaver.b).repeat(len(window))]
+        pairs, label_pairs = (
+            self._pairs(self.weaver.context_surrogates(context)),
+            self._pairs(self.weaver.surrogates(labels)),
+        )
+        tensors = [pairs, label_pairs, (self.weaver.a + self.weaver.b).repeat(len(window))]
         if self.native_loss:
             assert reference is not None
             tensors.append(reference.flatten())
@@ -306,9 +315,9 @@ class DualWeaverAdapter(Adapter):
         drawn = torch.randperm(len(self.targets))[: self.channel_sample].sort().values
         return (torch.arange(batch)[:, None] * len(self.targets) + drawn).flatten().to(self.targets.device)
 
-    def _pairs(self, windows: Tensor) -> Tensor:
-        """`[batch, time, channel]` to the surrogates of each target, `[batch * target, 2, time]`."""
-        return self._per_surrogate(self.encode(windows)).transpose(0, 1)
+    def _pairs(self, surrogates: tuple[Tensor, Tensor]) -> Tensor:
+        """Surrogates of windows, `[batch, time, target]` each, to one row a target, `[batch * target, 2, time]`."""
+        return self._per_surrogate(_to_series(torch.stack(surrogates))).transpose(0, 1)
 
     @staticmethod
     def _per_surrogate(series: Tensor) -> Tensor:

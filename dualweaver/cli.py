@@ -30,7 +30,7 @@ DataFile = Annotated[Path, typer.Argument(help="csv (or csv.gz) or parquet file,
 Backbone = Annotated[str, typer.Option(help="name, or name:checkpoint; see `dualweaver backbones`")]
 Horizon = Annotated[int, typer.Option(help="steps to forecast")]
 Context = Annotated[int | None, typer.Option(help="past steps that a forecast sees")]
-Adapter = Annotated[str, typer.Option(help="dualweaver, adapts, fine-tune or zero-shot")]
+Adapter = Annotated[str, typer.Option(help="dualweaver, adapts, fine-tune, zero-shot or auto")]
 Targets = Annotated[str | None, typer.Option(help="columns to forecast, separated by commas; all by default")]
 TimeColumn = Annotated[str | None, typer.Option(help="column with the time stamps; found by itself where possible")]
 EntityColumn = Annotated[str | None, typer.Option(help="column that tells independent systems apart")]

@@ -16,7 +16,7 @@ __all__ = ["epoch_windows", "forward_cost", "validation_windows"]
 
 # Floating-point operations of the frozen model's forward pass in one epoch. On two cores about ten seconds of training.
 EPOCH_BUDGET = {"cpu": 4.5e11, "accelerator": 1e14}
-MOST, LEAST = 2048, 256  # training windows an epoch
+MOST, LEAST = 1024, 256  # training windows an epoch
 LEAST_VALIDATION = 128
 
 
@@ -38,4 +38,4 @@ def epoch_windows(backbone: Backbone, context_length: int, horizon: int, series_
 
 def validation_windows(epoch: int) -> int:
     """Validation windows beside so many training windows an epoch: enough to select and to calibrate by."""
-    return max(LEAST_VALIDATION, epoch // 4)
+    return max(LEAST_VALIDATION, epoch // 2)

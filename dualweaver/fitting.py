@@ -23,24 +23,46 @@ from dualweaver.effort import epoch_windows, validation_windows
 from dualweaver.errors import DataError, SettingError
 from dualweaver.notices import notify
 from dualweaver.pipeline import Pipeline, context_spread, forecast_windows, replace_targets
+from dualweaver.planning.search import plan_stages
 from dualweaver.precision import choose_precision
 from dualweaver.resume import ResumeFolder, describe_fit
 from dualweaver.settings import FitSettings
 from dualweaver.stages import make_stages, train_stages
 
-__all__ = ["Fitted", "fit_pipeline"]
+__all__ = ["Fitted", "Rung", "fit_pipeline"]
 
 VALIDATION_VALUES = 2**22  # forecast values kept in memory at most when validation is scored
 VALUES_AT_ONCE = 2**17  # cells that are scaled in one go: a copy of the whole table would double the memory
 
 
 @dataclass(frozen=True)
-class Fitted:
-    """A fitted pipeline, the course of its training, and its validation scores (one row a target)."""
+class Rung:
+    """One way to forecast, trained: a fit has one, but for `adapter="auto"`.
 
+    Attributes:
+        settings: with what is trained spelt out.
+        error: on validation windows, per target, after falling back (mean squared, scaled units).
+        history: one row an epoch.
+    """
+
+    settings: FitSettings
     pipeline: Pipeline
+    error: npt.NDArray[np.float64]
+    history: pd.DataFrame
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """What validation prefers of the rungs, the course of all training, and validation scores (one row a target)."""
+
+    chosen: Rung
+    rungs: Sequence[Rung]
     history: pd.DataFrame
     scores: pd.DataFrame
+
+    @property
+    def pipeline(self) -> Pipeline:
+        return self.chosen.pipeline
 
 
 def fit_pipeline(
@@ -58,10 +80,12 @@ def fit_pipeline(
         targets: positions of the channels to forecast.
         resume: where to keep how far training has come, and to go on from.
     """
+    if resume is not None and settings.devices > 1:
+        raise SettingError("resume keeps the fit of one process: with devices > 1 do without it")
     borders = [_validation_start(len(block.index), settings) for block in blocks]
     channels = blocks[0].values.shape[1]
     adapter = settings.make_adapter(channels, targets)
-    stages = make_stages(adapter, settings)
+    stages = [stage for rung in settings.rungs() for stage in make_stages(rung.make_adapter(channels, targets), rung)]
     future = max((stage.future_steps(backbone, settings.horizon) for stage in stages), default=0)
     context = _context_for(backbone, [len(block.index) for block in blocks], borders, future, settings)
     scaler = _fit_scaler([block.values[:border] for block, border in zip(blocks, borders, strict=True)])
@@ -72,31 +96,53 @@ def fit_pipeline(
     truth = validation.windows[validation.starts, context:].index_select(-1, torch.as_tensor(targets))
 
     def zero_shot(backbone: Backbone) -> Forecast:
-        return _zero_shot(ZeroShot(channels, targets), backbone, validation, context, settings.seed)
+        plain = ZeroShot(channels, targets)
+        plain.series_at_once = adapter.series_at_once
+        return _zero_shot(plain, backbone, validation, context, settings.seed)
 
     if settings.loaded_precision == "auto":
         backbone = choose_precision(backbone, lambda model: float(_channel_error(zero_shot(model).mean, truth).mean()))
     if resume is not None:
         resume.claim(describe_fit(settings, backbone, scaler, list(targets), train, validation))
-    # a backbone that is trained is a copy: the caller's, and what zero-shot means, stay as they are
-    inner = copy.deepcopy(backbone) if settings.trains_backbone else backbone
-    nowhere = np.zeros(len(targets), dtype=bool)
-    pipeline = Pipeline(inner, adapter, scaler, context, backbone, nowhere, seed=settings.seed)
-
     untouched = zero_shot(backbone)
     spread = _spreads(validation, context, targets)
-    error = baseline = _channel_error(untouched.mean, truth)
-    forecast = untouched
-    pipeline.untouched_calibration = pipeline.calibration = _calibrate(untouched, truth, spread)
-    history = train_stages(stages, pipeline, train, validation, settings, resume)
-    if stages:
-        adapted, _ = forecast_windows(adapter, inner, validation, context, seed=settings.seed)
-        adapted_error = _channel_error(adapted.mean, truth)
-        pipeline.fallback = ~(adapted_error < baseline)
-        error = np.where(pipeline.fallback, baseline, adapted_error)
-        forecast = _mixed(adapted, untouched, np.flatnonzero(pipeline.fallback))
-        pipeline.calibration = _calibrate(forecast, truth, spread)
-    return Fitted(pipeline, history, _scores(error, baseline, pipeline.fallback, settings.adapter))
+    baseline = _channel_error(untouched.mean, truth)
+    plain_calibration = _calibrate(untouched, truth, spread)
+
+    def train_rung(rung: FitSettings, tuned: Backbone | None) -> tuple[Rung, bool]:
+        adapter = rung.make_adapter(channels, targets)
+        stages = make_stages(adapter, rung)
+        if rung.memory_budget is not None:
+            plan_stages(stages, backbone, rung, context, None if resume is None else resume.path)
+        # a backbone that is trained is a copy: the caller's, and what zero-shot means, stay as they are
+        inner = tuned or (copy.deepcopy(backbone) if rung.trains_backbone else backbone)
+        nowhere = np.zeros(len(targets), dtype=bool)
+        pipeline = Pipeline(inner, adapter, scaler, context, backbone, nowhere, seed=settings.seed)
+        pipeline.untouched_calibration = pipeline.calibration = plain_calibration
+        left = stages if tuned is None else stages[-1:]
+        place = "" if tuned is None else "fine-tuned: "
+        history, interrupted = train_stages(left, pipeline, train, validation, rung, resume, place)
+        error = baseline
+        if stages:
+            adapted, _ = forecast_windows(adapter, inner, validation, context, seed=settings.seed)
+            adapted_error = _channel_error(adapted.mean, truth)
+            pipeline.fallback = ~(adapted_error < baseline)
+            error = np.where(pipeline.fallback, baseline, adapted_error)
+            forecast = _mixed(adapted, untouched, np.flatnonzero(pipeline.fallback))
+            pipeline.calibration = _calibrate(forecast, truth, spread)
+        return Rung(rung, pipeline, error, history), interrupted
+
+    rungs: list[Rung] = []
+    tuned: Backbone | None = None
+    for wanted_rung in settings.rungs():
+        rung, interrupted = train_rung(wanted_rung, tuned)
+        rungs.append(rung)
+        tuned = rung.pipeline.backbone if wanted_rung.trains_backbone else None
+        if interrupted:
+            break
+    chosen = min(rungs, key=lambda rung: float(rung.error.mean()))
+    history = pd.concat([rung.history for rung in rungs], ignore_index=True) if len(rungs) > 1 else rungs[0].history
+    return Fitted(chosen, rungs, history, _scores(chosen, baseline))
 
 
 def _zero_shot(plain: ZeroShot, backbone: Backbone, windows: WindowDataset, context: int, seed: int) -> Forecast:
@@ -243,15 +289,13 @@ def _channel_error(forecast: torch.Tensor, truth: torch.Tensor) -> npt.NDArray[n
     return (forecast - truth).double().square().mean(dim=(0, 1)).numpy()
 
 
-def _scores(
-    error: npt.NDArray[np.float64], baseline: npt.NDArray[np.float64], fallback: npt.NDArray[np.bool_], adapter: str
-) -> pd.DataFrame:
+def _scores(rung: Rung, baseline: npt.NDArray[np.float64]) -> pd.DataFrame:
     safe = np.maximum(baseline, np.finfo(float).tiny)
     return pd.DataFrame(
         {
-            "mse": error,
+            "mse": rung.error,
             "zero_shot_mse": baseline,
-            "gain": np.where(baseline > 0, 1 - error / safe, 0.0),
-            "forecaster": np.where(fallback, ZeroShot.name, adapter),
+            "gain": np.where(baseline > 0, 1 - rung.error / safe, 0.0),
+            "forecaster": np.where(rung.pipeline.fallback, ZeroShot.name, rung.settings.adapter),
         }
     )

@@ -25,7 +25,7 @@ from dualweaver.pipeline import ArrayForecast, Pipeline
 from dualweaver.plotting import plot_channels, split_forecast
 from dualweaver.precision import load_in_precision
 from dualweaver.resume import ResumeFolder
-from dualweaver.settings import FitSettings
+from dualweaver.settings import AUTO, FitSettings
 
 __all__ = ["DualWeaver"]
 
@@ -46,12 +46,16 @@ class DualWeaver(BaseEstimator):
         horizon: steps to forecast; longer than the backbone's own is rolled forward.
         context_length: past steps that a forecast sees; the backbone's default where None. Shortened, with a notice,
             where the frame has fewer rows and the backbone can.
-        adapter: "dualweaver", "adapts", "fine-tune" or "zero-shot". fusion: "mlp" (point-wise) or "cnn" (five steps).
+        adapter: "dualweaver", "adapts", "fine-tune", "zero-shot", or "auto": trains "dualweaver", "fine-tune", and
+            "dualweaver" on the fine-tuned backbone, and keeps what validation prefers (`adapter_`, `fine_tuned_`).
+        fusion: "mlp" (point-wise) or "cnn" (five steps).
         objective: "reconstruction" (squared error of the forecast) or "paper" (the published loss).
         regularisation: weight of the collapse regulariser in "reconstruction".
+        context_filter: filter contexts before they are woven, see `dualweaver.weaver.ContextFilter`; in
+            "reconstruction" only, the published method has none.
         fine_tune: fine-tune the backbone first, then freeze and adapt it.
         max_epochs, batch_size, learning_rate: of the training; the learning rate is the adapter's own where None.
-        window_stride: steps between training windows; None leaves two thousand windows an epoch, fewer for a costly
+        window_stride: steps between training windows; None leaves a thousand windows an epoch, fewer for a costly
             backbone or many channels (see `dualweaver.effort`).
         validation_size: share of the rows (or their number) at the end of every entity that select the best epoch,
             decide on the fall-back and calibrate the quantiles.
@@ -62,6 +66,9 @@ class DualWeaver(BaseEstimator):
         channel_sample: how many targets, drawn anew at every step, "dualweaver" trains on; all where None. For wide
             data: every column still feeds the fusion, and every target is validated.
         precision: of the frozen model's weights, "32", "bf16" or "auto"; see `dualweaver.precision`.
+        memory_budget: bytes that training may take on a device, such as "2GB": a plan is made that keeps within them,
+            see `dualweaver.planning.planner`. The effective batch stays `batch_size`.
+        devices: processes that share a batch, all of them running this script under torchrun; see docs/scaling.md.
         compile: train through `torch.compile` where that works; see `dualweaver.compilation`.
         seed: governs all randomness. verbose: show progress and a summary.
 
@@ -71,6 +78,8 @@ class DualWeaver(BaseEstimator):
         scores_: one row a target: validation error of the forecaster and of zero-shot (mean squared, scaled units),
             the gain, and which of the two forecasts.
         context_length_: past steps that a forecast sees.
+        adapter_, fine_tuned_: which adapter forecasts, and whether on a fine-tuned backbone.
+        plan_: how it was trained, a `dualweaver.planning.Plan`; None without a `memory_budget`.
         pipeline_: the fitted parts, arrays in and out.
     """
 
@@ -84,6 +93,7 @@ class DualWeaver(BaseEstimator):
         fusion: str = "mlp",
         objective: str = "reconstruction",
         regularisation: float = 0.0,
+        context_filter: bool = True,
         fine_tune: bool = False,
         max_epochs: int = 10,
         batch_size: int = 32,
@@ -99,6 +109,8 @@ class DualWeaver(BaseEstimator):
         missing_values: Sequence[Any] = (),
         channel_sample: int | None = None,
         precision: str = "32",
+        memory_budget: str | float | None = None,
+        devices: int = 1,
         compile: bool = False,
         seed: int = 0,
         verbose: bool = True,
@@ -110,6 +122,7 @@ class DualWeaver(BaseEstimator):
         self.fusion = fusion
         self.objective = objective
         self.regularisation = regularisation
+        self.context_filter = context_filter
         self.fine_tune = fine_tune
         self.max_epochs = max_epochs
         self.batch_size = batch_size
@@ -125,6 +138,8 @@ class DualWeaver(BaseEstimator):
         self.missing_values = missing_values
         self.channel_sample = channel_sample
         self.precision = precision
+        self.memory_budget = memory_budget
+        self.devices = devices
         self.compile = compile
         self.seed = seed
         self.verbose = verbose
@@ -174,6 +189,8 @@ class DualWeaver(BaseEstimator):
         self.pipeline_ = fitted.pipeline
         self.context_length_ = fitted.pipeline.context_length
         self.history_ = fitted.history
+        self.adapter_, self.fine_tuned_ = fitted.chosen.settings.adapter, fitted.chosen.settings.trains_backbone
+        self.plan_ = fitted.pipeline.adapter.plan
         self.scores_ = fitted.scores.set_axis(pd.Index(self.targets_, name="channel", tupleize_cols=False))
         rows = max(self.context_length_, 2 * settings.horizon)  # what a forecast sees, and what a plot shows
         self.tails_ = tuple(_tail(block, rows) for block in table.blocks)
@@ -364,7 +381,9 @@ class DualWeaver(BaseEstimator):
         back = self.scores_.index[self.scores_["forecaster"] == "zero-shot"].tolist()
         gain = f" ({1 - ours / plain:+.1%})" if plain > 0 else ""
         line = f"validation MSE {ours:.4f}, zero-shot {plain:.4f}{gain}"
-        if back and self.adapter != "zero-shot":
+        if self.adapter == AUTO:
+            line += f"; kept: {self.adapter_}{' on a fine-tuned backbone' if self.fine_tuned_ else ''}"
+        if back and self.adapter_ != "zero-shot":
             more = f" and {len(back) - 8} more" if len(back) > 8 else ""
             line += f"; no gain, so zero-shot forecasts: {', '.join(map(str, back[:8]))}{more}"
         return line

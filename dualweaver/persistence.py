@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +16,7 @@ from sklearn.preprocessing import StandardScaler
 from torch import Tensor, nn
 
 from dualweaver._version import __version__
+from dualweaver.adapters import ADAPTERS
 from dualweaver.backbones import Backbone
 from dualweaver.calibration import LEVELS, Calibration
 from dualweaver.data.frames import Block, Layout
@@ -44,6 +46,7 @@ def save_forecaster(forecaster: Any, folder: str | os.PathLike[str]) -> None:
         "columns": [to_json("columns", name) for name in forecaster.columns_],
         "targets": pipeline.targets.tolist(),
         "context_length": pipeline.context_length,
+        "adapter": {"name": forecaster.adapter_, "fine_tuned": forecaster.fine_tuned_},
         "backbone": {
             "name": pipeline.untouched.name,
             "checkpoint": pipeline.untouched.checkpoint,
@@ -123,11 +126,16 @@ def _describe(cls: type[Any], config: dict[str, Any]) -> tuple[Any, dict[str, An
     known["checkpoint"], known["revision"]  # present, whatever they hold
     if known.get("precision", "32") not in ("32", "bf16"):
         raise ValueError(f"the precision of its backbone is {str(known['precision'])[:50]!r}")
+    kept = config["adapter"]
+    if kept["name"] not in ADAPTERS or not isinstance(kept["fine_tuned"], bool):
+        raise ValueError(f"its adapter is {str(kept)[:80]}")
+    forecaster.adapter_, forecaster.fine_tuned_ = kept["name"], kept["fine_tuned"]
+    settings = FitSettings.checked(forecaster)
     entities = tuple(from_json(entity) for entity in config["entities"])
     if not entities:
         raise ValueError("it has no entities")
     return forecaster, {
-        "settings": FitSettings.checked(forecaster),
+        "settings": dataclasses.replace(settings, adapter=kept["name"]),
         "layout": Layout.from_dict(config["layout"]),
         "columns": columns,
         "targets": targets,

@@ -100,13 +100,13 @@ class Pipeline:
             chunks = contexts.split(_windows_at_once(self.adapter))
             adapted = _in_chunks(self.adapter, self.backbone, chunks, horizon, self.seed)
         if len(rows):
-            plain = ZeroShot(self.adapter.channels, self.targets[rows].tolist())
+            plain = self._plain(self.targets[rows].tolist())
             untouched = _in_chunks(plain, self.untouched, contexts.split(_windows_at_once(plain)), horizon, self.seed)
         return replace_targets(adapted, untouched, rows)
 
     def zero_shot(self) -> Pipeline:
         """The same with the untouched backbone only."""
-        plain = ZeroShot(self.adapter.channels, self.targets.tolist())
+        plain = self._plain(self.targets.tolist())
         return Pipeline(
             self.untouched,
             plain,
@@ -118,6 +118,11 @@ class Pipeline:
             self.untouched_calibration,
             self.seed,
         )
+
+    def _plain(self, targets: list[int]) -> ZeroShot:
+        plain = ZeroShot(self.adapter.channels, targets)
+        plain.series_at_once = self.adapter.series_at_once
+        return plain
 
 
 def forecast_windows(
@@ -156,7 +161,8 @@ def replace_targets(adapted: Forecast | None, untouched: Forecast | None, rows: 
 
 
 def _windows_at_once(adapter: Adapter) -> int:
-    return max(1, SERIES_AT_ONCE // max(adapter.channels, adapter.series_per_window))
+    at_once = adapter.series_at_once or SERIES_AT_ONCE
+    return max(1, at_once // max(adapter.channels, adapter.series_per_window))
 
 
 class _Sliced:
@@ -165,14 +171,14 @@ class _Sliced:
     Every slice starts from the same random numbers, so that no forecast depends on how windows were put together.
     """
 
-    def __init__(self, backbone: Backbone, seed: int) -> None:
-        self.backbone, self.seed = backbone, seed
+    def __init__(self, backbone: Backbone, seed: int, at_once: int) -> None:
+        self.backbone, self.seed, self.at_once = backbone, seed, at_once
 
     def distribution(self, context: Tensor, horizon: int, *, generator: torch.Generator) -> Forecast:
         return _join(
             [
                 self.backbone.distribution(part, horizon, generator=generator.manual_seed(self.seed))
-                for part in context.split(SERIES_AT_ONCE)
+                for part in context.split(self.at_once)
             ]
         )
 
@@ -182,7 +188,7 @@ def _in_chunks(adapter: Adapter, backbone: Backbone, chunks: Iterable[Tensor], h
     weights = next(backbone.parameters(), torch.zeros(()))
     adapter = adapter.to(device=weights.device).eval()
     generator = torch.Generator(device=weights.device)
-    sliced = cast(Backbone, _Sliced(backbone, seed))
+    sliced = cast(Backbone, _Sliced(backbone, seed, adapter.series_at_once or SERIES_AT_ONCE))
     parts = []
     with torch.inference_mode():
         for chunk in chunks:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from dualweaver.adapters import ADAPTERS, Adapter, FineTune, make_adapter
+from dualweaver.adapters import ADAPTERS, Adapter, DualWeaverAdapter, FineTune, make_adapter
 from dualweaver.errors import SettingError
+from dualweaver.planning.limits import CAUTIOUS, check_devices, parse_bytes
 from dualweaver.precision import PRECISIONS
 from dualweaver.seeding import seeded
 from dualweaver.weaver import FUSIONS
 
-__all__ = ["FitSettings"]
+__all__ = ["AUTO", "FitSettings"]
+
+AUTO = "auto"  # the adapter that validation chooses
 
 
 @dataclass(frozen=True)
@@ -36,8 +40,11 @@ class FitSettings:
     seed: int
     verbose: bool
     precision: str = "32"
+    memory_budget: str | float | None = None
+    devices: int = 1
     channel_sample: int | None = None
     compile: bool = False
+    context_filter: bool = True
 
     @classmethod
     def checked(cls, source: Any) -> FitSettings:
@@ -50,7 +57,7 @@ class FitSettings:
             if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
                 raise SettingError(f"{name}={value!r}: expected a whole number, 1 or more")
         for name, known in (
-            ("adapter", sorted(ADAPTERS)),
+            ("adapter", [AUTO, *sorted(ADAPTERS)]),
             ("fusion", sorted(FUSIONS)),
             ("objective", ["paper", "reconstruction"]),
             ("precision", PRECISIONS),
@@ -64,6 +71,13 @@ class FitSettings:
             raise SettingError(f"learning_rate={settings.learning_rate!r}: expected more than 0")
         if not settings.regularisation >= 0:
             raise SettingError(f"regularisation={settings.regularisation!r}: expected 0 or more")
+        if settings.memory_budget is not None:
+            parse_bytes(settings.memory_budget)
+        check_devices(settings.devices, settings.batch_size)
+        if settings.devices > 1 and settings.memory_budget is not None:
+            raise SettingError(
+                "memory_budget plans for one process: with several, see what `dualweaver plan --devices` suggests"
+            )
         if settings.precision == "bf16" and settings.trains_backbone:
             raise SettingError("precision='bf16' is for frozen weights: fine-tuning takes '32'")
         return settings
@@ -75,12 +89,25 @@ class FitSettings:
 
     @property
     def trains_backbone(self) -> bool:
-        return self.fine_tune or self.adapter == FineTune.name
+        return self.fine_tune or self.adapter in (AUTO, FineTune.name)
+
+    def rungs(self) -> list[FitSettings]:
+        """What is trained, in this order, for validation to choose from; zero-shot, which all fall back to, is implied.
+
+        The last one of "auto" adapts the backbone that the one before it has fine-tuned.
+        """
+        if self.adapter != AUTO:
+            return [self]
+        steps = ((DualWeaverAdapter.name, False), (FineTune.name, False), (DualWeaverAdapter.name, True))
+        return [dataclasses.replace(self, adapter=name, fine_tune=tuned) for name, tuned in steps]
 
     def make_adapter(self, channels: int, targets: Sequence[int]) -> Adapter:
         extra: dict[str, Any] = {}
-        if self.adapter == "dualweaver":
+        name = DualWeaverAdapter.name if self.adapter == AUTO else self.adapter
+        if name == DualWeaverAdapter.name:
             extra = {"fusion": self.fusion, "objective": self.objective, "regularisation": self.regularisation}
-            extra["channel_sample"] = self.channel_sample
+            extra |= {"channel_sample": self.channel_sample, "context_filter": self.context_filter}
         with seeded(self.seed):
-            return make_adapter(self.adapter, channels, targets, **extra)
+            adapter = make_adapter(name, channels, targets, **extra)
+        adapter.series_at_once = None if self.memory_budget is None else CAUTIOUS
+        return adapter

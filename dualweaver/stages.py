@@ -19,6 +19,7 @@ from dualweaver.data.module import WindowDataModule, stride_for
 from dualweaver.data.windows import WindowDataset
 from dualweaver.effort import epoch_windows
 from dualweaver.pipeline import Pipeline
+from dualweaver.planning.limits import processes
 from dualweaver.resume import ResumeFolder, Stage
 from dualweaver.settings import FitSettings
 from dualweaver.training import BestWeights, TrainingSettings, train_adapter
@@ -55,7 +56,8 @@ def train_stages(
     validation: WindowDataset,
     settings: FitSettings,
     resume: ResumeFolder | None = None,
-) -> pd.DataFrame:
+    place: str = "",
+) -> tuple[pd.DataFrame, bool]:
     """Train one stage after the other; each is left at its best validation error.
 
     Args:
@@ -65,12 +67,15 @@ def train_stages(
         validation: windows of context and horizon.
         settings: those of the fit.
         resume: where to keep how far training has come, and to go on from.
+        place: what the names of stages begin with, where one fit has several of a kind.
 
     Returns:
-        One row an epoch: `stage`, `epoch`, `train_loss`, `val_mse`, `learning_rate`. In "adapts: reconstruction",
-        `val_mse` is the error of the rows that encoder and decoder reproduce, not that of forecasts.
+        One row an epoch: `stage`, `epoch`, `train_loss`, `val_mse`, `learning_rate`; and whether the user stopped it.
+        In "adapts: reconstruction", `val_mse` is the error of the rows that encoder and decoder reproduce, not that of
+        forecasts.
     """
     history: History = []
+    interrupted = False
     for adapter in stages:
         if isinstance(adapter, AdaPTS):
             seen = train.values[_covered(train)]
@@ -82,14 +87,15 @@ def train_stages(
             rate, trials = _choose_rate(adapter, pipeline, train, validation, settings, resume)
             history += trials
             if rate is None:
+                interrupted = True
                 break
         rate = rate or LEARNING_RATES[adapter.name]
-        stage = _stage(resume, adapter.name)
-        trained = _train_stage(adapter, pipeline, train, validation, settings, rate, stage)
-        history += _named(adapter.name, trained.history)
-        if trained.interrupted:
+        name = place + adapter.name
+        trained = _train_stage(adapter, pipeline, train, validation, settings, rate, _stage(resume, name))
+        history += _named(name, trained.history)
+        if interrupted := trained.interrupted:
             break
-    return pd.DataFrame(history, columns=COLUMNS)
+    return pd.DataFrame(history, columns=COLUMNS), interrupted
 
 
 def _choose_rate(
@@ -130,12 +136,17 @@ def _train_stage(
 ) -> BestWeights:
     wanted = epoch_windows(pipeline.backbone, pipeline.context_length, settings.horizon, adapter.series_per_step)
     at_once = max(1, SERIES_PER_BATCH // max(adapter.series_per_window, adapter.channels))
-    accumulate = math.ceil(settings.batch_size / at_once)
+    own = settings.batch_size // settings.devices
+    accumulate = math.ceil(own / at_once)
+    recompute: tuple[str, ...] = ()
+    if adapter.plan is not None:
+        accumulate, recompute = adapter.plan.accumulate, adapter.plan.recompute
+        at_once = min(at_once, adapter.plan.micro_batch)
     data = WindowDataModule(
         train,
         validation,
         stride=settings.window_stride or stride_for(len(train), wanted),
-        batch_size=math.ceil(settings.batch_size / accumulate),
+        batch_size=math.ceil(own / accumulate),
         validation_batch_size=at_once,
         seed=settings.seed,
     )
@@ -145,6 +156,8 @@ def _train_stage(
         accumulate=accumulate,
         seed=settings.seed,
         verbose=settings.verbose,
+        recompute=recompute,
+        **processes(settings.devices),
     )
     frozen = settings.compile and not adapter.trains_backbone
     with compiled(pipeline.backbone) if frozen else nullcontext():

@@ -16,10 +16,13 @@ from lightning.pytorch.callbacks import Callback, EarlyStopping
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 from torchmetrics import MeanSquaredError
 
 from dualweaver.adapters import Adapter
+from dualweaver.allocator import keep_freed_memory
 from dualweaver.backbones import Backbone
+from dualweaver.backbones.recompute import recomputing
 from dualweaver.cache import Kept
 from dualweaver.data.module import WindowDataModule
 from dualweaver.interrupt import StopOnInterrupt
@@ -43,6 +46,9 @@ class TrainingSettings:
         accumulate: batches whose gradients are averaged before a step.
         seed: governs initial weights, order and dropout.
         verbose: show a progress bar.
+        devices, nodes, strategy: as Lightning takes them, see `docs/scaling.md`; with several processes a step averages
+            their batches, and its result is that of one process which accumulates as many.
+        recompute: parts of the backbone that the backward pass computes again.
     """
 
     max_epochs: int = 10
@@ -54,6 +60,10 @@ class TrainingSettings:
     accumulate: int = 1
     seed: int = 0
     verbose: bool = False
+    devices: int = 1
+    nodes: int = 1
+    strategy: str = "auto"
+    recompute: tuple[str, ...] = ()
 
 
 class AdaptationModule(L.LightningModule):
@@ -85,18 +95,23 @@ class AdaptationModule(L.LightningModule):
         self.val_mse = MeanSquaredError(num_outputs=targets)
         # constants of the windows and the frozen model: each is computed once, when training first sees its window
         self.register_buffer("references", torch.full((windows if adapter.needs_reference else 0, targets), torch.nan))
+        # of several processes, each has the frozen weights already, and references of its own windows
+        alone = ["references", *self._frozen()]
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(self, alone)
 
     references: Tensor
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         # dropout and sampled losses depend on seed and batch alone, so that a resumed training draws them again
-        torch.manual_seed(self.settings.seed * 1_000_003 + self.trainer.fit_loop.total_batch_idx)
+        batch = self.trainer.fit_loop.total_batch_idx * self.trainer.world_size + self.trainer.global_rank
+        torch.manual_seed(self.settings.seed * 1_000_003 + batch)
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         positions, window = batch
         reference = self._reference(positions, window) if self.adapter.needs_reference else None
         loss = self.adapter.objective(self.backbone, window, self.context_length, self.horizon, reference)
-        self.log("train_loss", loss, on_step=False, on_epoch=True, batch_size=len(window))
+        several = self.trainer.world_size > 1
+        self.log("train_loss", loss, on_step=False, on_epoch=True, batch_size=len(window), sync_dist=several)
         return loss
 
     def _reference(self, positions: Tensor, window: Tensor) -> Tensor:
@@ -276,8 +291,9 @@ def train_adapter(
     if stage:
         callbacks.append(SaveEpochs(stage))
     thawed = backbone.unfrozen() if adapter.trains_backbone else nullcontext()
+    again = recomputing(backbone, settings.recompute)
     device = next(chain(backbone.parameters(), adapter.buffers())).device
-    with seeded(settings.seed), _quiet(), thawed, stop.listening():
+    with seeded(settings.seed), _quiet(), thawed, again, stop.listening(), keep_freed_memory():
         if kept is not None:
             best.load_state_dict(kept)
         else:
@@ -294,7 +310,10 @@ def train_adapter(
                 # all of validation: scores the untrained adapter, which a checkpoint holds already
                 num_sanity_val_steps=0 if start else -1,
                 accelerator="auto",
-                devices=1,
+                devices=settings.devices,
+                num_nodes=settings.nodes,
+                strategy=settings.strategy,
+                use_distributed_sampler=False,  # the data know their process
             )
             trainer.fit(module, datamodule=data, ckpt_path=start)
             if references and int(module.references.isnan().sum()) < unknown:

@@ -6,6 +6,10 @@ Source: DualWeaver, arXiv 2602.22066, section 3. A fusion module F mixes the cha
 
 go through a frozen univariate forecaster f, and the forecast is y = (f(s1) - f(s2)) / (a + b): whatever F adds to make
 the surrogates easier to forecast is subtracted again, so no decoder is needed.
+
+For a model that is odd and scale-equivariant, as those that normalise their context nearly are, that cancellation goes
+far: to first order in F the forecast does not change at all. What F cannot do, a filter of the context can: in our
+default x is replaced by e(x) = x + G(x) above, where G starts at zero and F still cancels. See `ContextFilter`.
 """
 
 from __future__ import annotations
@@ -19,9 +23,12 @@ from torch import Tensor, nn
 
 from dualweaver.errors import SettingError
 
-__all__ = ["CNNFusion", "MLPFusion", "Weaver", "fusion_width", "make_fusion", "surrogate_bound"]
+__all__ = ["CNNFusion", "ContextFilter", "MLPFusion", "Weaver", "fusion_width", "make_fusion", "surrogate_bound"]
 
 FUSION_LIMIT = 1e3  # standard deviations: beyond, what F adds to other channels would drown them in float32
+FILTER_STEPS = 512  # the most recent steps of a context, which the filter reads and edits
+FILTER_RANK = 32
+SPREAD_FLOOR = 0.05  # of the training rows' standard deviation: a channel at rest stays at rest
 SCALE_FLOOR = 1e-2  # a and b stay at or above this, so that a + b never comes near zero
 
 
@@ -88,17 +95,60 @@ def make_fusion(name: str, channels: int, targets: int, *, dropout: float = 0.1)
     return FUSIONS[name](channels, targets, dropout=dropout)
 
 
-class Weaver(nn.Module):
-    """Surrogates and reconstruction, with the trainable parts a, b and F.
+class ContextFilter(nn.Module):
+    """Edits the context of every target before it is woven: e(x) = x + G(x); the frozen model forecasts what is edited.
+
+    G reads the shape of each channel's recent past (its values less their mean, over their spread) as a few features,
+    mixes the features of all channels, and writes an edit of the recent past in the spread of the target. Reading and
+    writing are shared by all channels; mixing starts at each target's own features, and writing at zero.
+
+    Only the last `FILTER_STEPS` steps are read and edited, so that the weights do not depend on the context's length.
 
     Args:
-        fusion: maps `[batch, time, channel]` to `[batch, time, target]`.
-        targets: positions of the channels to forecast; the others feed the fusion only.
+        channels: of a window.
+        targets: positions of the channels to edit.
+        dropout: of the features, in training.
     """
 
-    def __init__(self, fusion: nn.Module, targets: Sequence[int]) -> None:
+    def __init__(self, channels: int, targets: Sequence[int], *, rank: int = FILTER_RANK, dropout: float = 0.1) -> None:
+        super().__init__()
+        self.read = nn.Linear(FILTER_STEPS, rank)
+        self.mix = nn.Linear(channels, len(targets), bias=False)
+        self.write = nn.Linear(rank, FILTER_STEPS, bias=False)
+        self.dropout = nn.Dropout(dropout)
+        self.register_buffer("targets", torch.as_tensor(list(targets), dtype=torch.long), persistent=False)
+        nn.init.zeros_(self.write.weight)
+        with torch.no_grad():
+            self.mix.weight.copy_(nn.functional.one_hot(self.targets, channels))
+
+    targets: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        """G(x): `[batch, time, channel]` to `[batch, time, target]`."""
+        x = x.clamp(-FUSION_LIMIT, FUSION_LIMIT)
+        spread = x.std(dim=1, keepdim=True, correction=0) + SPREAD_FLOOR
+        recent = (x[:, -FILTER_STEPS:] - x.mean(dim=1, keepdim=True)) / spread
+        steps = recent.shape[1]
+        features = nn.functional.linear(recent.transpose(1, 2), self.read.weight[:, -steps:], self.read.bias)
+        mixed = self.dropout(nn.functional.silu(self.mix(features.transpose(1, 2))))
+        edit = nn.functional.linear(mixed.transpose(1, 2), self.write.weight[-steps:]).transpose(1, 2)
+        edit = edit * spread.index_select(-1, self.targets)
+        return nn.functional.pad(edit, (0, 0, x.shape[1] - steps, 0))
+
+
+class Weaver(nn.Module):
+    """Surrogates and reconstruction, with the trainable parts a, b, F and, where there is one, the filter G.
+
+    Args:
+        fusion: F, maps `[batch, time, channel]` to `[batch, time, target]`.
+        targets: positions of the channels to forecast; the others feed fusion and filter only.
+        context_filter: G, likewise; None in the published method.
+    """
+
+    def __init__(self, fusion: nn.Module, targets: Sequence[int], context_filter: nn.Module | None = None) -> None:
         super().__init__()
         self.fusion = fusion
+        self.context_filter = context_filter
         self.a = nn.Parameter(torch.ones(len(targets)))
         self.b = nn.Parameter(torch.ones(len(targets)))
         self.register_buffer("targets", torch.as_tensor(list(targets), dtype=torch.long), persistent=False)
@@ -110,8 +160,16 @@ class Weaver(nn.Module):
 
         F is evaluated once, so that both surrogates carry the same dropout mask and F cancels in training too.
         """
+        return self._around(x, x.index_select(-1, self.targets))
+
+    def context_surrogates(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The same for a context, which is filtered first."""
+        if self.context_filter is None:
+            return self.surrogates(x)
+        return self._around(x, x.index_select(-1, self.targets) + self.context_filter(x))
+
+    def _around(self, x: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
         fused = self.fusion(x.clamp(-FUSION_LIMIT, FUSION_LIMIT))
-        own = x.index_select(-1, self.targets)
         return self.a * own + fused, fused - self.b * own
 
     def reconstruct(self, first: Tensor, second: Tensor) -> Tensor:

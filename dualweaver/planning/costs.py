@@ -30,6 +30,7 @@ from torch import Tensor
 
 from dualweaver.adapters import Adapter, DualWeaverAdapter
 from dualweaver.backbones import Backbone
+from dualweaver.backbones.recompute import recomputing
 from dualweaver.planning.choice import Choice, frontier
 from dualweaver.planning.memory import record_memory, storage_bytes
 from dualweaver.planning.parts import take_inventory
@@ -219,11 +220,17 @@ class InnerProbe:
 def _choices(
     adapter: Adapter, backbone: Backbone, length: int, horizon: int, clock: Callable[[], float]
 ) -> tuple[tuple[Choice, float, float], ...]:
+    """Sets of parts to compute again; what they save is measured: while a part runs again there is workspace too."""
     series = 4
     probe = InnerProbe(adapter, backbone, series, length, horizon)
     inventory = take_inventory(backbone, probe.loss, [probe.context], clock=clock)
-    plain, each = inventory.peak(), series * length
-    return tuple((choice, (plain - choice.peak) / each, choice.seconds / each) for choice in frontier(inventory))
+    found, plain = [], 0
+    for choice in frontier(inventory):
+        with recomputing(backbone, choice.parts):
+            peak = _peak(probe, backbone, probe.device)[0]
+        plain = plain or peak  # the first one computes nothing again
+        found.append((choice, (plain - peak) / (series * length), choice.seconds / (series * length)))
+    return tuple(found)
 
 
 class _Stub(Backbone):
@@ -242,7 +249,7 @@ class _Stub(Backbone):
         return self(context)
 
     def forward(self, context: Tensor, horizon: int | None = None) -> Tensor:
-        return context[:, -1:].expand(-1, horizon or self.native_horizon)
+        return (context[:, -1:] + self.anchor).expand(-1, horizon or self.native_horizon)
 
     def label_start(self, context_length: int) -> int:
         return self.like[0].label_start(context_length)
@@ -253,7 +260,7 @@ class _Stub(Backbone):
     def loss(
         self, context: Tensor, labels: Tensor, *, horizon: int | None = None, generator: torch.Generator | None = None
     ) -> Tensor:
-        return (context[:, -1:] - labels[:, -1:]).square()
+        return (context[:, -1:] + self.anchor - labels[:, -1:]).square()
 
     @classmethod
     def from_checkpoint(cls, checkpoint: str | None, **kwargs: Any) -> Backbone:
@@ -271,6 +278,7 @@ def _outer_probe(
 ) -> tuple[float, float, float]:
     """Bytes held while pieces run, peak, seconds, all of them beside the backbone's."""
     stub = _Stub(backbone)
+    stub.requires_grad_(adapter.trains_backbone)
     adapter.pairs_at_once = math.ceil(rows_of(adapter, windows) / 2)  # in pieces, as in the real run
     step = TrainingStep(adapter, stub, Shape(channels, windows, length, horizon))
     step()
