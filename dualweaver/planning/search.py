@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -28,7 +28,7 @@ from dualweaver.seeding import seeded
 if TYPE_CHECKING:  # settings check a budget by this package
     from dualweaver.settings import FitSettings
 
-__all__ = ["Outcome", "plan", "plan_stages", "plan_training"]
+__all__ = ["Outcome", "plan", "plan_stages", "plan_training", "probe_shape"]
 
 PATIENCE = 1.0  # seconds that the largest probe may take, roughly
 GROWTH = 4  # from one probe to the next
@@ -61,12 +61,14 @@ def plan_training(
     Raises:
         SettingError: nothing fits; the message says what it would take.
     """
-    costs = [_probe(backbone, adapter, shape) for backbone in backbones]
+    costs = [probe_shape(backbone, adapter, shape) for backbone in backbones]
     plans = [one for cost in costs for one in plans_for(cost, adapter, shape, devices=devices)]
     return Outcome(choose_plan(plans, budget, costs, adapter, shape), pareto(plans))
 
 
-def _probe(backbone: Backbone, adapter: Adapter, shape: Shape) -> Costs:
+def probe_shape(
+    backbone: Backbone, adapter: Adapter, shape: Shape, clock: Callable[[], float] = time.perf_counter
+) -> Costs:
     """Probes at the shape itself, the inner ones as large as patience allows."""
     thawed: AbstractContextManager[object] = backbone.unfrozen() if adapter.trains_backbone else nullcontext()
     with thawed, seeded(0):
@@ -85,6 +87,7 @@ def _probe(backbone: Backbone, adapter: Adapter, shape: Shape) -> Costs:
             precision=precision_of(backbone),
             pieces=[(size, shape.context_length) for size in sizes],
             windows=[(count, shape.channels, shape.context_length) for count in counts],
+            clock=clock,
         )
 
 
