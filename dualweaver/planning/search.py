@@ -109,7 +109,8 @@ def plan_stages(
     if settings.trains_backbone:  # a copy, beside the untouched one
         budget -= storage_bytes(backbone.parameters())
     for stage in stages:
-        file = None if folder is None else folder / f"{stage.name}.plan.json"
+        name = f"{stage.name}-after-fine-tuning" if settings.fine_tune else stage.name
+        file = None if folder is None else folder / f"{name}.plan.json"
         if file is not None and file.exists():
             stage.plan = Plan.from_dict(json.loads(file.read_text()))
         else:
