@@ -22,7 +22,7 @@ from dualweaver.data.windows import WindowDataset
 from dualweaver.effort import epoch_windows, validation_windows
 from dualweaver.errors import DataError, SettingError
 from dualweaver.notices import notify
-from dualweaver.pipeline import Pipeline, context_spread, forecast_windows, replace_targets
+from dualweaver.pipeline import Pipeline, context_spread, forecast_windows, mix_targets
 from dualweaver.planning.search import plan_stages
 from dualweaver.precision import choose_precision
 from dualweaver.resume import ResumeFolder, describe_fit
@@ -128,7 +128,7 @@ def fit_pipeline(
             adapted_error = _channel_error(adapted.mean, truth)
             pipeline.fallback = ~(adapted_error < baseline)
             error = np.where(pipeline.fallback, baseline, adapted_error)
-            forecast = _mixed(adapted, untouched, np.flatnonzero(pipeline.fallback))
+            forecast = mix_targets(adapted, untouched, np.flatnonzero(pipeline.fallback))
             pipeline.calibration = _calibrate(forecast, truth, spread)
         return Rung(rung, pipeline, error, history), interrupted
 
@@ -155,14 +155,6 @@ def _zero_shot(plain: ZeroShot, backbone: Backbone, windows: WindowDataset, cont
 
     found = remembered(kept_for(backbone, windows, "zero-shot", plain.targets.tolist(), context, seed), compute)
     return Forecast(found["mean"], found.get("quantiles"), tuple(found["levels"].tolist()))
-
-
-def _mixed(adapted: Forecast, untouched: Forecast, rows: npt.NDArray[np.int64]) -> Forecast:
-    """What `Pipeline.forecast_scaled` gives, from forecasts that are there already."""
-    if len(rows) == adapted.mean.shape[-1]:
-        return untouched
-    quantiles = None if untouched.quantiles is None else untouched.quantiles[:, :, rows]
-    return replace_targets(adapted, Forecast(untouched.mean[..., rows], quantiles, untouched.levels), rows)
 
 
 def _calibrate(forecast: Forecast, truth: torch.Tensor, spread: npt.NDArray[np.float64]) -> Calibration:

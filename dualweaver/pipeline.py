@@ -6,7 +6,7 @@ Everything that a fitted forecaster needs once frames are out of the way. Frames
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import cast
 
 import numpy as np
@@ -20,7 +20,7 @@ from dualweaver.backbones import Backbone, Forecast
 from dualweaver.calibration import Calibration
 from dualweaver.data.windows import WindowDataset
 
-__all__ = ["ArrayForecast", "Pipeline", "context_spread", "forecast_windows", "replace_targets"]
+__all__ = ["ArrayForecast", "Pipeline", "context_spread", "forecast_windows", "mix_targets", "replace_targets"]
 
 Array = npt.NDArray[np.float64]
 SPREAD_FLOOR = 0.05  # of the training rows' standard deviation
@@ -104,6 +104,10 @@ class Pipeline:
             untouched = _in_chunks(plain, self.untouched, contexts.split(_windows_at_once(plain)), horizon, self.seed)
         return replace_targets(adapted, untouched, rows)
 
+    def without_fallback(self) -> Pipeline:
+        """The same, with every target forecast by the adapter."""
+        return replace(self, fallback=np.zeros_like(self.fallback))
+
     def zero_shot(self) -> Pipeline:
         """The same with the untouched backbone only."""
         plain = self._plain(self.targets.tolist())
@@ -158,6 +162,17 @@ def replace_targets(adapted: Forecast | None, untouched: Forecast | None, rows: 
     if adapted.quantiles is not None and untouched.quantiles is not None:
         adapted.quantiles[:, :, rows] = untouched.quantiles
     return adapted
+
+
+def mix_targets(adapted: Forecast, untouched: Forecast, rows: npt.NDArray[np.int64]) -> Forecast:
+    """What `Pipeline.forecast_scaled` gives where `rows` fall back, from forecasts of all targets.
+
+    Overwrites `adapted`.
+    """
+    if len(rows) == adapted.mean.shape[-1]:
+        return untouched
+    quantiles = None if untouched.quantiles is None else untouched.quantiles[:, :, rows]
+    return replace_targets(adapted, Forecast(untouched.mean[..., rows], quantiles, untouched.levels), rows)
 
 
 def _windows_at_once(adapter: Adapter) -> int:

@@ -1,16 +1,22 @@
-"""Runs of the benchmark protocol and their table.
+"""Runs of the benchmark protocol, their store, table and figure.
 
     python experiments/benchmark.py run ETTh1 --backbone ttm:path/to/weights --horizon 96 --seed 0
-    python experiments/benchmark.py run ETTm1 --backbone ttm:path/to/weights --set adapter=zero-shot
+    python experiments/benchmark.py run ETTm1 --backbone ttm:path/to/weights --set adapter=adapts
+    python experiments/benchmark.py run ETTm1 --backbone ttm:path/to/weights --ablate no-fusion
+    python experiments/benchmark.py quick --backbone ttm:path/to/weights      one row of the store again, in minutes
     python experiments/benchmark.py table
 
 A run fits `DualWeaver` on the train and validation rows of the published split (selection on validation only), scores
-every test window once, and appends one row to the store, experiments/results.csv. A run that is in the store is not
-repeated. Errors are in units of the train rows' standard deviation, as published ones are.
+every test window once, and appends to the store, experiments/results.csv. With `adapter=auto` each rung of the ladder
+is a row, and what validation chose is one more. A run that is in the store is not repeated. Errors are in units of the
+train rows' standard deviation, as published ones are.
+
+`--ahead` forecasts further than the horizon that was fitted, rolled forward.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import resource
 import subprocess
@@ -18,6 +24,7 @@ import time
 from pathlib import Path
 from typing import Annotated, Any
 
+import ablations
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
@@ -32,12 +39,13 @@ from dualweaver.data.files import write_file
 from dualweaver.data.frames import Block
 from dualweaver.data.splits import split_borders
 from dualweaver.data.windows import WindowDataset
-from dualweaver.fitting import fit_pipeline
-from dualweaver.pipeline import Pipeline, context_spread
-from dualweaver.settings import FitSettings
+from dualweaver.fitting import Fitted, fit_pipeline
+from dualweaver.pipeline import Pipeline, context_spread, mix_targets
+from dualweaver.settings import AUTO, FitSettings
 
 STORE = Path(__file__).parent / "results.csv"
 KEYS = ["data", "backbone", "horizon", "settings", "seed", "test_stride"]
+QUICK = {"data": "ETTh2", "horizon": 96, "settings": "{}", "test_stride": 1}
 
 app = typer.Typer(add_completion=False, help=__doc__, rich_markup_mode=None)
 
@@ -49,32 +57,61 @@ def run(
     horizon: int = 96,
     seed: int = 0,
     change: Annotated[list[str] | None, typer.Option("--set", help="argument of DualWeaver, name=value")] = None,
+    ablate: Annotated[str | None, typer.Option(help=", ".join([ablations.FLIP, *ablations.ABLATIONS]))] = None,
+    ahead: Annotated[list[int] | None, typer.Option(help="steps to score, as fitted by default")] = None,
     test_stride: int = 1,
     store: Path = STORE,
 ) -> None:
-    """One row of the store."""
+    """One row of the store a step count ahead (and rung, with adapter=auto)."""
     settings = dict(_parsed(text) for text in change or [])
     label = backbone.split(":")[0]
-    key = [describe_dataset(data).name, label, horizon, json.dumps(settings, sort_keys=True), seed, test_stride]
-    rows = pd.read_csv(store) if store.exists() else pd.DataFrame(columns=KEYS)
-    if (rows[KEYS].astype(str) == [str(part) for part in key]).all(axis=1).any():
-        print("in the store already:", dict(zip(KEYS, key, strict=True)))
+    keys = {"data": describe_dataset(data).name, "backbone": label, "seed": seed, "test_stride": test_stride}
+    told = settings | ({"ablate": ablate} if ablate else {})
+    ahead = ahead or [horizon]
+    if all(_stored(store, {**keys, "horizon": steps, "settings": _told(told, horizon, steps)}) for steps in ahead):
+        print("in the store already:", keys, told)
         return
     started = time.perf_counter()
-    pipeline, scores, test = fit(data, backbone, horizon, seed, settings)
-    fitted = time.perf_counter() - started
-    row = dict(zip(KEYS, key, strict=True))
-    row |= {"val_mse": scores["mse"].mean(), "val_zero_shot_mse": scores["zero_shot_mse"].mean()}
-    row |= {"fallback": int(pipeline.fallback.sum()), "fit_seconds": round(fitted, 1)}
-    row |= score(pipeline, test, test_stride)
-    row |= {
-        "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
-        "threads": torch.get_num_threads(),
-        "revision": _revision(),
-    }
-    print(json.dumps(row, indent=1))
-    rows = pd.read_csv(store) if store.exists() else rows  # another run may have finished meanwhile
-    write_file(pd.concat([rows, pd.DataFrame([row])], ignore_index=True), store, index=False)
+    fitted = fit(data, backbone, horizon, seed, settings, ablate)
+    seconds = round(time.perf_counter() - started, 1)
+    for steps in ahead:
+        test = test_windows(data, fitted.pipeline, steps)
+        scored = {id(rung.pipeline): score(rung.pipeline, test, test_stride) for rung in fitted.rungs}
+        rows = [(told, fitted.chosen)]
+        if settings.get("adapter") == AUTO:
+            ladder = [{"adapter": "dualweaver"}, {"adapter": "fine-tune"}, {"fine_tune": True}]
+            climbed = zip(ladder, fitted.rungs, strict=True)
+            rest = {name: value for name, value in told.items() if name != "adapter"}
+            rows += [({**rest, **{k: v for k, v in step.items() if v != "dualweaver"}}, rung) for step, rung in climbed]
+        for described, rung in rows:
+            row = {**keys, "horizon": steps, "settings": _told(described, horizon, steps)}
+            row |= {"val_mse": rung.error.mean(), "val_zero_shot_mse": fitted.scores["zero_shot_mse"].mean()}
+            row |= {"fallback": int(rung.pipeline.fallback.sum()), "fit_seconds": seconds}
+            row |= {"forecaster": rung.settings.adapter + (" (fine-tuned)" if rung.settings.trains_backbone else "")}
+            row |= scored[id(rung.pipeline)]
+            row |= {
+                "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
+                "threads": torch.get_num_threads(),
+                "revision": _revision(),
+            }
+            print(json.dumps(row, indent=1))
+            _append(row, store)
+
+
+@app.command()
+def quick(backbone: str, store: Path = STORE) -> None:
+    """One row of the store again, in minutes: does it lie within the spread of its seeds?"""
+    rows = pd.read_csv(store)
+    label = backbone.split(":")[0]
+    known = rows[(rows[list(QUICK)] == pd.Series(QUICK)).all(axis=1) & (rows["backbone"] == label)]
+    fitted = fit(QUICK["data"], backbone, QUICK["horizon"], 0, {})
+    value = score(fitted.pipeline, test_windows(QUICK["data"], fitted.pipeline, QUICK["horizon"]), 1)["test_mse"]
+    mean, spread = known["test_mse"].mean(), known["test_mse"].std()
+    print(
+        f"{QUICK}: test MSE {value:.4f}; in the store {mean:.4f}, standard deviation {spread:.4f} of {len(known)} seeds"
+    )
+    if not abs(value - mean) <= 3 * spread + 1e-4:
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -83,68 +120,127 @@ def table(store: Path = STORE) -> None:
     rows = pd.read_csv(store)
     rows["gain"] = 1 - rows["test_mse"] / rows["test_zero_shot_mse"]
     shown = ["val_mse", "val_zero_shot_mse", "test_mse", "test_zero_shot_mse", "gain", "coverage_80", "fit_seconds"]
-    means = rows.groupby(KEYS[:4], sort=False)[shown].mean().join(rows.groupby(KEYS[:4]).size().rename("seeds"))
-    print("| " + " | ".join([*KEYS[:4], *means.columns]) + " |")
-    print("|" + "---|" * (4 + len(means.columns)))
-    for row in means.reset_index().to_dict(orient="records"):
-        cells = [f"{value:.4g}" if isinstance(value, float) else str(value) for value in row.values()]
-        print("| " + " | ".join(cells) + " |")
+    by = ["data", "backbone", "horizon", "settings"]
+    means = rows.groupby(by, sort=False)[shown].mean().join(rows.groupby(by).size().rename("seeds"))
+    print(to_markdown(means.reset_index()))
+
+
+def to_markdown(frame: pd.DataFrame) -> str:
+    """A markdown table of a frame without its index."""
+    lines = ["| " + " | ".join(map(str, frame.columns)) + " |", "|" + "---|" * len(frame.columns)]
+    for row in frame.itertuples(index=False):
+        lines.append("| " + " | ".join(f"{v:.4g}" if isinstance(v, float) else str(v) for v in row) + " |")
+    return "\n".join(lines)
 
 
 def fit(
-    data: str, backbone: str, horizon: int, seed: int, settings: dict[str, Any]
-) -> tuple[Pipeline, pd.DataFrame, WindowDataset]:
-    """A pipeline fitted on the published train and validation rows, its validation scores, and the test windows."""
-    frame, info = load_dataset(data), describe_dataset(data)
-    # a gap has no truth to score: filled as `DualWeaver.fit` would
-    values = frame.interpolate(limit_direction="both").to_numpy(float)
-    splits = split_borders(len(values), info.split)
+    data: str, backbone: str, horizon: int, seed: int, settings: dict[str, Any], ablate: str | None = None
+) -> Fitted:
+    """What a fit on the published train and validation rows gives."""
+    values, splits = _values(data)
     known = values[: splits.validation.stop]
-    model = DualWeaver(backbone, horizon, seed=seed, validation_size=len(splits.validation), **settings)
+    model = DualWeaver(backbone, horizon, seed=seed, validation_size=len(splits.validation), verbose=False, **settings)
     block = Block(None, pd.RangeIndex(len(known)), known, np.ones(known.shape, dtype=bool))
     loaded = load_backbone(backbone, context_length=model.context_length)
-    fitted = fit_pipeline(loaded, [block], list(range(values.shape[1])), FitSettings.checked(model))
-    first = splits.test.start - fitted.pipeline.context_length
-    scaled = fitted.pipeline.scale(values[first : splits.test.stop])
-    length = fitted.pipeline.context_length + horizon
-    return fitted.pipeline, fitted.scores, WindowDataset(scaled, np.arange(len(scaled) - length + 1), length)
+    checked = ablations.ablated(FitSettings.checked(model), ablate)
+    return fit_pipeline(loaded, [block], list(range(values.shape[1])), checked)
+
+
+def test_windows(data: str, pipeline: Pipeline, ahead: int) -> WindowDataset:
+    """All windows whose `ahead` steps lie in the test rows, scaled."""
+    values, splits = _values(data)
+    scaled = pipeline.scale(values[splits.test.start - pipeline.context_length : splits.test.stop])
+    length = pipeline.context_length + ahead
+    return WindowDataset(scaled, np.arange(len(scaled) - length + 1), length)
+
+
+def _values(data: str) -> tuple[npt.NDArray[np.float64], Any]:
+    # a gap has no truth to score: filled as `DualWeaver.fit` would
+    values = load_dataset(data).interpolate(limit_direction="both").to_numpy(float)
+    return values, split_borders(len(values), describe_dataset(data).split)
 
 
 def score(pipeline: Pipeline, windows: WindowDataset, stride: int) -> dict[str, float]:
-    """Errors on the test windows of the fitted forecaster and of zero-shot, and the coverage of the 80 % interval."""
+    """Errors on the test windows, and the coverage of the 80 % interval.
+
+    Errors of the fitted forecaster, of the same without falling back to zero-shot, and of zero-shot.
+    """
     context, plain, lower_upper = pipeline.context_length, pipeline.zero_shot(), edges_of(80)
-    sums: dict[str, float] = dict.fromkeys(
-        ("test_mse", "test_mae", "test_zero_shot_mse", "test_zero_shot_mae", "coverage_80"), 0.0
-    )
-    if pipeline.backbone.quantile_levels:
-        sums["coverage_80_uncalibrated"] = 0.0  # of the backbone's own quantiles, through the symmetric rule
+    adapted, rows = pipeline.without_fallback(), np.flatnonzero(pipeline.fallback)
+    sums: dict[str, float] = {}
+    channels: dict[str, npt.NDArray[np.float64]] = {}
+
+    def add(name: str, value: float) -> None:
+        sums[name] = sums.get(name, 0.0) + value
+
     positions = torch.arange(0, len(windows), stride)
     for chunk in positions.split(64):
         batch = windows.__getitems__(chunk.tolist())
         truth = batch[:, context:].double()
-        forecast = pipeline.forecast_scaled(batch[:, :context], truth.shape[1])
-        for name, mean in (
-            ("", forecast.mean),
-            ("zero_shot_", plain.forecast_scaled(batch[:, :context], truth.shape[1]).mean),
-        ):
-            error = mean.double() - truth
-            sums[f"test_{name}mse"] += float(error.square().mean()) * len(batch)
-            sums[f"test_{name}mae"] += float(error.abs().mean()) * len(batch)
+        untouched = plain.forecast_scaled(batch[:, :context], truth.shape[1])
+        raw = adapted.forecast_scaled(batch[:, :context], truth.shape[1])
+        for name, mean in (("unguarded_", raw.mean), ("zero_shot_", untouched.mean)):
+            add(f"test_{name}mse", float((mean - truth).square().mean()) * len(batch))
+            add(f"test_{name}mae", float((mean - truth).abs().mean()) * len(batch))
+        forecast = mix_targets(raw, untouched, rows) if len(rows) else raw
+        add("test_mse", float((forecast.mean - truth).square().mean()) * len(batch))
+        add("test_mae", float((forecast.mean - truth).abs().mean()) * len(batch))
+        for name, mean in (("mse", forecast.mean), ("zero_shot_mse", untouched.mean)):
+            error = (mean - truth).square().mean(dim=(0, 1)).numpy() * len(batch)
+            channels[name] = channels.get(name, 0.0) + error
         assert pipeline.calibration is not None
         base = None if forecast.quantiles is None else forecast.quantiles.double().numpy()
         spread = context_spread(batch[:, :context], pipeline.targets)
         centre = forecast.mean.double().numpy()
         edges = pipeline.calibration.apply(centre, base, forecast.levels, lower_upper, spread)
-        sums["coverage_80"] += _inside(edges, truth) * len(batch)
+        add("coverage_80", _inside(edges, truth) * len(batch))
         if base is not None:
             own = interpolate_levels(base, forecast.levels, lower_upper)
-            sums["coverage_80_uncalibrated"] += _inside(own, truth) * len(batch)
-    return {name: value / len(positions) for name, value in sums.items()}
+            add("coverage_80_uncalibrated", _inside(own, truth) * len(batch))
+    scores: dict[str, Any] = {name: value / len(positions) for name, value in sums.items()}
+    gains = 1 - channels["mse"] / channels["zero_shot_mse"]
+    return scores | {"channel_gains": " ".join(f"{gain:.4f}" for gain in gains)}
+
+
+def _told(settings: dict[str, Any], horizon: int, ahead: int) -> str:
+    return json.dumps(settings | ({} if ahead == horizon else {"fitted_horizon": horizon}), sort_keys=True)
+
+
+def _stored(store: Path, key: dict[str, Any]) -> bool:
+    if not store.exists():
+        return False
+    rows = pd.read_csv(store, dtype=str)
+    return bool((rows[KEYS] == [str(key[name]) for name in KEYS]).all(axis=1).any())
+
+
+def _append(row: dict[str, Any], store: Path) -> None:
+    """Add a row in the place of an earlier one of the same run; another run may have finished meanwhile."""
+    with LockedFile(store.with_suffix(".lock")):
+        fresh = pd.DataFrame([row])
+        if store.exists():
+            rows = pd.read_csv(store)
+            same = (rows[KEYS].astype(str) == [str(row[name]) for name in KEYS]).all(axis=1)
+            fresh = pd.concat([rows[~same], fresh], ignore_index=True)
+        write_file(fresh, store, index=False)
 
 
 def _inside(edges: npt.NDArray[np.float64], truth: torch.Tensor) -> float:
     """Share of the truth `[window, step, channel]` between both edges `[window, step, channel, 2]`."""
     return float(((edges[..., 0] <= truth.numpy()) & (truth.numpy() <= edges[..., 1])).mean())
+
+
+class LockedFile:
+    """Waits until no other process holds the file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __enter__(self) -> None:
+        self.file = self.path.open("w")
+        fcntl.flock(self.file, fcntl.LOCK_EX)
+
+    def __exit__(self, *error: object) -> None:
+        self.file.close()
 
 
 def _parsed(text: str) -> tuple[str, Any]:

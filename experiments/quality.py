@@ -122,7 +122,7 @@ def main(
     parts, backbone = segments(data), load_backbone(f"ttm:{weights}")
     assert isinstance(backbone.model, TinyTimeMixerForPrediction)
     start = time.process_time()
-    pipeline, _, _ = benchmark.fit(data, f"ttm:{weights}", HORIZON, 0, {"verbose": False})
+    pipeline = benchmark.fit(data, f"ttm:{weights}", HORIZON, 0, {}).pipeline
     ours = time.process_time() - start
     mine = error(pipeline.adapter, lambda x: pipeline.backbone(x, HORIZON), parts["validation"])
     print(f"ours: {ours:.0f} s, validation MSE {mine:.5f}", flush=True)
