@@ -23,6 +23,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
         (waves(), {"horizon": 0}, ["horizon=0"]),
         (waves(), {"horizon": -3}, ["horizon=-3"]),
         (waves(), {"horizon": 2.5}, ["horizon=2.5"]),
+        (waves(), {"channel_sample": 0}, ["channel_sample=0"]),
         (waves(), {"context_length": 0}, ["context_length=0"]),
         (waves(), {"context_length": 31}, ["[1, 31]", "context_length"]),
         (waves(), {"backbone": "chronoss"}, ["'chronoss'", "fracast, sundial, timer, ttm"]),
