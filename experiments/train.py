@@ -25,7 +25,7 @@ import sys
 from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -62,9 +62,8 @@ class Experiment(AdaptationModule):
         backbone: a registered name.
         weights: folder or hub name of its checkpoint; where None, what DUALWEAVER_<BACKBONE> names, or its default one.
         fine_tuned: checkpoint of a fine-tuning whose backbone is adapted.
-        horizon, context_length, adapter, fusion, objective, regularisation, channel_sample, compile: as for
-            `dualweaver.DualWeaver`.
-        precision: "32" or "bf16".
+        horizon, context_length, adapter, fusion, objective, context_filter, regularisation, channel_sample, compile,
+            precision: as for `dualweaver.DualWeaver`.
         learning_rate, weight_decay, betas: of AdamW.
         max_epochs, seed: filled in.
     """
@@ -78,13 +77,14 @@ class Experiment(AdaptationModule):
         fine_tuned: str | None = None,
         horizon: int = 96,
         context_length: int | None = None,
-        adapter: str = "dualweaver",
-        fusion: str = "mlp",
-        objective: str = "reconstruction",
+        adapter: Literal["dualweaver", "adapts", "fine-tune", "zero-shot"] = "dualweaver",
+        fusion: Literal["mlp", "cnn"] = "mlp",
+        objective: Literal["reconstruction", "paper"] = "reconstruction",
+        context_filter: bool = True,
         regularisation: float = 0.0,
         channel_sample: int | None = None,
         compile: bool = False,
-        precision: str = "32",
+        precision: Literal["32", "bf16"] = "32",
         learning_rate: float = 1e-2,
         weight_decay: float = 1e-3,
         betas: tuple[float, float] = (0.9, 0.95),
@@ -98,6 +98,7 @@ class Experiment(AdaptationModule):
                 adapter=adapter,
                 fusion=fusion,
                 objective=objective,
+                context_filter=context_filter,
                 regularisation=regularisation,
                 channel_sample=channel_sample,
                 compile=compile,

@@ -105,7 +105,8 @@ def test_the_checkpoint_that_is_best_before_a_resume_stays_the_best_until_it_is_
 @pytest.mark.parametrize(
     "options",
     [
-        {"model.adapter": "adapts"},
+        {"model.adapter": "adapts", "model.precision": "32"},
+        {"model.context_filter": "false", "model.compile": "false"},
         {"model.adapter": "fine-tune", "model.learning_rate": 1e-4},
         {
             "model.fusion": "cnn",
@@ -164,3 +165,24 @@ def test_every_configuration_is_understood_alone_and_under_the_protocol_of_the_p
         assert shown["model"]["weights"] is None
         assert shown["model"]["context_length"] == (2880 if paper else None)
         assert shown["early_stopping"]["patience"] == 3
+
+
+def test_compiling_ends_with_the_training(train: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    functions: list[Any] = []
+
+    def keep(function: Any) -> Any:
+        functions.append(function)
+        return function
+
+    monkeypatch.setattr(torch, "compile", keep)
+    cli = run(train, "fit", **{"model.compile": "true", "trainer.max_epochs": 1})
+    assert [function.__name__ for function in functions] == ["forward"]
+    assert not {"forward", "loss"} & set(vars(cli.model.backbone))
+
+
+@pytest.mark.parametrize("wrong", ["--model.adapter=auto", "--model.precision=16", "--data.nonsense=1"])
+def test_a_wrong_option_is_named(wrong: str, train: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        train.main(["fit", f"--config={CONFIGS[2]}", wrong])
+    assert left.value.code == 2
+    assert wrong.strip("-").split("=")[0].split(".")[1] in capsys.readouterr().err
