@@ -316,7 +316,7 @@ def train_adapter(
                 use_distributed_sampler=False,  # the data know their process
             )
             trainer.fit(module, datamodule=data, ckpt_path=start)
-            if references and int(module.references.isnan().sum()) < unknown:
+            if references and trainer.is_global_zero and int(module.references.isnan().sum()) < unknown:
                 references.write({"losses": module.references})
         best.restore(module)
         module.to(device)
