@@ -86,17 +86,6 @@ class Inventory:
                 moments.append(sum(part.size for part in remaining if part.since <= call.end) + call.inside)
         return max(moments)
 
-    def by_part(self, depth: int = 0) -> dict[str, int]:
-        """Bytes by the `depth`-th enclosing part that first keeps them; "" outside of all parts."""
-        found: dict[str, int] = {}
-        for storage in self.storages:
-            if storage.holders:
-                first = min(storage.holders, key=lambda calls: sorted(calls) or [-1])
-                chain = sorted(first)
-                name = self.calls[chain[min(depth, len(chain) - 1)]].part if chain else ""
-                found[name] = found.get(name, 0) + storage.size
-        return found
-
     def _remaining(self, recomputed: Collection[str]) -> Iterator[Kept]:
         again = {position for position, call in enumerate(self.calls) if call.part in recomputed}
         for storage in self.storages:

@@ -65,6 +65,9 @@ class Plan:
         """The opposite of `dataclasses.asdict`, from JSON."""
         return cls(**{**values, "recompute": tuple(values["recompute"])})
 
+    def same_cost(self, other: Plan) -> bool:
+        return (self.bytes, self.seconds) == (other.bytes, other.seconds)
+
     @contextmanager
     def applied(self, adapter: Adapter, backbone: Backbone) -> Iterator[None]:
         """Training and forecasting inside keep to the plan; batches are the caller's to make."""
@@ -172,7 +175,7 @@ def plans_table(plans: Sequence[Plan], chosen: Plan | None, title: str) -> Table
         "", "MB", "seconds a step", "windows", "steps", "rows", "computed again", "precision", "devices", title=title
     )
     for plan in plans:
-        same = chosen is not None and (plan.bytes, plan.seconds) == (chosen.bytes, chosen.seconds)
+        same = chosen is not None and chosen.same_cost(plan)
         table.add_row(
             "chosen" if same else "",
             f"{plan.bytes / 1e6:.1f}",

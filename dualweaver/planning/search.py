@@ -32,6 +32,7 @@ __all__ = ["Outcome", "plan", "plan_stages", "plan_training", "probe_shape"]
 
 PATIENCE = 1.0  # seconds that the largest probe may take, roughly
 GROWTH = 4  # from one probe to the next
+SHOWN = 12  # plans of the frontier that are printed, about
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,9 @@ class Outcome:
 
     def __rich__(self) -> Table:
         windows = self.chosen.micro_batch * self.chosen.accumulate * self.chosen.devices
-        return plans_table(self.frontier, self.chosen, f"plans for {windows} windows a step")
+        every = max(1, len(self.frontier) // SHOWN)
+        shown = [one for at, one in enumerate(self.frontier) if at % every == 0 or self.chosen.same_cost(one)]
+        return plans_table(shown, self.chosen, f"plans for {windows} windows a step")
 
 
 def plan_training(
