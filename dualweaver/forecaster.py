@@ -10,16 +10,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+import torch
 from matplotlib.figure import Figure
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 from torch import nn
 
+from dualweaver.adapters import DualWeaverAdapter
 from dualweaver.calibration import check_levels, check_percentages, edges_of
 from dualweaver.data.frames import Block, Layout, Table, future_index, read_table, write_table
 from dualweaver.errors import DataError, SettingError
 from dualweaver.evaluation import BacktestReport, backtest, season_length
 from dualweaver.fitting import fit_pipeline
+from dualweaver.influence import channel_influence, spread_contexts
 from dualweaver.notices import notify
 from dualweaver.pipeline import ArrayForecast, Pipeline
 from dualweaver.plotting import plot_channels, split_forecast
@@ -289,6 +292,32 @@ class DualWeaver(BaseEstimator):
         rows = pd.DataFrame(past.values, index=past.index, columns=pd.Index(self.columns_, tupleize_cols=False))
         rows = rows.iloc[-(2 * len(points) if history is None else _positive("history", history)) :]
         return plot_channels(rows, {"DualWeaver": points}, bands=[band] if band else [], columns=columns)
+
+    def channel_influence(self, df: Any = None, *, windows: int = 16) -> pd.DataFrame:
+        """How strongly each channel acts on each target inside the adapter; see `dualweaver.influence`.
+
+        Args:
+            df: with the columns of `fit`; the fitted frame's end by default.
+            windows: contexts per entity, evenly spread over the frame.
+
+        Returns:
+            One row a target, one column a channel, in standard deviations of the target a standard deviation of the
+            channel. Targets that zero-shot forecasts are not influenced: their rows are zero.
+        """
+        check_is_fitted(self, "pipeline_")
+        adapter = self.pipeline_.adapter
+        if not isinstance(adapter, DualWeaverAdapter):
+            raise SettingError(f"adapter={self.adapter_!r}: only 'dualweaver' says how channels act on each other")
+        contexts = []
+        for block in self.tails_ if df is None else self._read(df).blocks:
+            contexts += spread_contexts(block.values, self.context_length_, _positive("windows", windows))
+        if not contexts:
+            raise DataError(f"no entity has {self.context_length_} rows, which a context takes")
+        scaled = torch.stack([self.pipeline_.scale(context) for context in contexts])
+        influence = channel_influence(adapter.weaver.cpu().eval(), scaled, seed=self.seed).numpy()
+        influence[self.pipeline_.fallback] = 0
+        targets, columns = (pd.Index(names, tupleize_cols=False) for names in (self.targets_, self.columns_))
+        return pd.DataFrame(influence, index=targets.rename("target"), columns=columns)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write the adapter (safetensors) and its settings (JSON) to a folder, whole or not at all.

@@ -26,7 +26,7 @@ import torch
 import typer
 from torch import Tensor, nn
 
-from dualweaver.adapters import Adapter, DualWeaverAdapter
+from dualweaver.adapters import DualWeaverAdapter
 from dualweaver.backbones import load_backbone
 from dualweaver.backbones.ttm import TinyTimeMixerForPrediction
 from dualweaver.data.catalogue import describe_dataset, load_dataset
@@ -48,15 +48,12 @@ def segments(data: str) -> dict[str, WindowDataset]:
 
 
 @torch.no_grad()
-def error(adapter: Adapter, forecast: Callable[[Tensor], Tensor], windows: WindowDataset) -> float:
+def error(forecast: Callable[[Tensor], Tensor], windows: WindowDataset) -> float:
     """Mean squared error over all windows."""
-    adapter.eval()
     total = 0.0
     for chunk in torch.arange(len(windows)).split(BATCH):
         batch = windows.__getitems__(chunk.tolist())
-        forecasts = adapter.decode(forecast(adapter.encode(batch[:, :CONTEXT])))
-        total += float((forecasts - batch[:, CONTEXT:]).square().mean()) * len(chunk)
-    adapter.train()
+        total += float((forecast(batch[:, :CONTEXT]) - batch[:, CONTEXT:]).square().mean()) * len(chunk)
     return total / len(windows)
 
 
@@ -83,8 +80,10 @@ def published_course(
             nn.utils.clip_grad_norm_(adapter.parameters(), 1.0)
             optimizer.step()
         schedule.step()
-        value = error(adapter, forecast, data["validation"])
-        error(adapter, forecast, data["test"])
+        adapter.eval()
+        value = error(lambda x: adapter.decode(forecast(adapter.encode(x))), data["validation"])
+        error(lambda x: adapter.decode(forecast(adapter.encode(x))), data["test"])
+        adapter.train()
         course.append((time.process_time() - start, value))
         print(f"published, epoch {epoch + 1}: {course[-1][0]:.0f} s, validation MSE {value:.5f}", flush=True)
         if epoch - min(range(len(course)), key=lambda at: course[at][1]) >= 3:
@@ -124,7 +123,7 @@ def main(
     start = time.process_time()
     pipeline = benchmark.fit(data, f"ttm:{weights}", HORIZON, 0, {}).pipeline
     ours = time.process_time() - start
-    mine = error(pipeline.adapter, lambda x: pipeline.backbone(x, HORIZON), parts["validation"])
+    mine = error(lambda x: pipeline.forecast_scaled(x, HORIZON).mean, parts["validation"])
     print(f"ours: {ours:.0f} s, validation MSE {mine:.5f}", flush=True)
     if not again:
         keep(data, published_course(backbone.model, parts, epochs))

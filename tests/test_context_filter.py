@@ -101,5 +101,6 @@ def test_what_fusion_adds_still_cancels_for_a_linear_model():
         weaver.a.uniform_(0.5, 2)
         weaver.b.uniform_(0.5, 2)
     first, second = ((s.transpose(1, 2) @ linear).transpose(1, 2) for s in weaver.context_surrogates(x))
+    assert weaver.context_filter is not None
     edited = x + weaver.context_filter(x)
     torch.testing.assert_close(weaver.reconstruct(first, second), (edited.transpose(1, 2) @ linear).transpose(1, 2))
