@@ -26,7 +26,7 @@ from dualweaver.backbones.products import FLOP_FORMULAS, product
 from dualweaver.backbones.recompute import recomputing
 from dualweaver.errors import SettingError
 from dualweaver.planning.memory import Holdings, record_memory, resident_bytes, storage_bytes
-from dualweaver.planning.step import PHASES, Shape, Stopwatch, TrainingStep
+from dualweaver.planning.step import PHASES, Shape, Stopwatch, TrainingStep, training_device
 from dualweaver.precision import load_in_precision, precision_of
 from dualweaver.seeding import seeded
 
@@ -48,8 +48,8 @@ class Profile:
         rate: floating-point operations a second of a large product, measured here.
         holdings: memory over one step.
         resident: how far the process grew in the first step, plus weights: a second opinion on the peak, from the
-            system. Less than the peak where the process had memory left from before; None where the system does not
-            tell.
+            system, or on a GPU from torch's own allocator. Less than the peak where the process had memory left from
+            before; None where the system does not tell.
     """
 
     what: dict[str, Any]
@@ -172,7 +172,7 @@ def profile(
             raise SettingError(f"{name}={value!r}: expected a whole number, 1 or more")
     if micro_batch is not None and (micro_batch < 1 or batch_size % micro_batch):
         raise SettingError(f"micro_batch={micro_batch!r}: expected a divisor of batch_size={batch_size}")
-    loaded = load_in_precision(backbone, precision, context_length)
+    loaded = load_in_precision(backbone, precision, context_length).to(training_device())
     if isinstance(adapter, str):
         extra = {"objective": objective, "fusion": fusion} if adapter == "dualweaver" else {}
         with seeded(seed):
@@ -186,9 +186,7 @@ def profile(
 def profile_step(step: TrainingStep, steps: int = 3) -> Profile:
     """Profile one step of training, as it is set up."""
     _wake(step)
-    before = _resident_mark()
-    step()
-    grown = None if before is None else max(0, (resident_bytes("VmHWM") or 0) - before)
+    grown = _growth(step)
     times = []
     for _ in range(steps):
         step.forget_gradients()
@@ -228,6 +226,18 @@ def profile_step(step: TrainingStep, steps: int = 3) -> Profile:
         holdings,
         None if grown is None else grown + constant[WEIGHTS],
     )
+
+
+def _growth(step: TrainingStep) -> int | None:
+    """How many bytes more than before there were during a step, by a count that is not ours."""
+    if step.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(step.device)
+        before = torch.cuda.memory_allocated(step.device)
+        step()
+        return torch.cuda.max_memory_allocated(step.device) - before
+    marked = _resident_mark()
+    step()
+    return None if marked is None else max(0, (resident_bytes("VmHWM") or 0) - marked)
 
 
 def _wake(step: TrainingStep) -> None:

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
 from rich.table import Table
 from torch import nn
 
@@ -21,7 +22,7 @@ from dualweaver.planning.costs import Costs, InnerProbe, probe_costs
 from dualweaver.planning.limits import parse_bytes
 from dualweaver.planning.memory import storage_bytes
 from dualweaver.planning.planner import Plan, choose_plan, pareto, plans_for, plans_table
-from dualweaver.planning.step import Shape
+from dualweaver.planning.step import Shape, training_device
 from dualweaver.precision import PRECISIONS, load_in_precision, precision_of
 from dualweaver.seeding import seeded
 
@@ -118,7 +119,9 @@ def plan_stages(
             stage.plan = Plan.from_dict(json.loads(file.read_text()))
         else:
             shape = Shape(stage.channels, settings.batch_size // settings.devices, context_length, settings.horizon)
-            stage.plan = plan_training([backbone], stage, shape, budget).chosen
+            here = next(backbone.parameters(), torch.zeros(())).device
+            stage.plan = plan_training([backbone.to(training_device())], stage, shape, budget).chosen
+            backbone.to(here)
             if file is not None:
                 file.write_text(json.dumps(asdict(stage.plan), indent=2) + "\n")
         stage.pairs_at_once, stage.series_at_once = stage.plan.rows, stage.plan.series
@@ -166,6 +169,6 @@ def plan(
     if not any(weight.requires_grad for weight in made.parameters()) and not made.trains_backbone:
         raise SettingError(f"adapter={adapter!r} has nothing to train")
     wanted = ("32", "bf16") if precision == "auto" and not made.trains_backbone else (precision,)
-    backbones = [load_in_precision(backbone, one, context_length) for one in wanted]
+    backbones = [load_in_precision(backbone, one, context_length).to(training_device()) for one in wanted]
     shape = Shape(channels, batch_size, context_length or backbones[0].context_length, horizon)
     return plan_training(backbones, made, shape, budget, devices=devices)

@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dualweaver.adapters import Adapter
+from dualweaver.adapters import Adapter, DualWeaverAdapter
 from dualweaver.backbones import Backbone
 from dualweaver.data.module import WindowDataModule
 from dualweaver.data.windows import WindowDataset
 from dualweaver.errors import SettingError
 
-__all__ = ["PHASES", "Shape", "Stopwatch", "TrainingStep"]
+__all__ = ["PHASES", "Shape", "Stopwatch", "TrainingStep", "training_device"]
 
 PHASES = ("data", "fusion", "frozen forward", "backward", "optimizer")
 
@@ -58,6 +58,11 @@ class Stopwatch:
         if self.open:
             self.seconds[self.open[-1]] += now - self.since
         self.since = now
+
+
+def training_device() -> torch.device:
+    """Where training will run."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 class TrainingStep:
@@ -158,10 +163,20 @@ class TrainingStep:
 
             owner.__dict__[method] = run
 
-        timed(self.adapter, "encode", "fusion")
-        timed(self.backbone, "loss", "frozen forward")
-        timed(self.backbone, "forward", "frozen forward")
+        phases: list[tuple[nn.Module, str, str]]
+        phases = [(self.backbone, "loss", "frozen forward"), (self.backbone, "forward", "frozen forward")]
+        phases += [(owner, method, "fusion") for owner, method in _fusion(self.adapter)]
+        for owner, method, name in phases:
+            timed(owner, method, name)
         try:
             yield
         finally:
-            del self.adapter.__dict__["encode"], self.backbone.__dict__["loss"], self.backbone.__dict__["forward"]
+            for owner, method, _ in phases:
+                del owner.__dict__[method]
+
+
+def _fusion(adapter: Adapter) -> list[tuple[nn.Module, str]]:
+    """The methods that write series for the backbone."""
+    if isinstance(adapter, DualWeaverAdapter):
+        return [(adapter.weaver, "surrogates"), (adapter.weaver, "context_surrogates")]
+    return [(adapter, "encode")]
