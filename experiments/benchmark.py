@@ -58,6 +58,7 @@ def run(
     seed: int = 0,
     change: Annotated[list[str] | None, typer.Option("--set", help="argument of DualWeaver, name=value")] = None,
     ablate: Annotated[str | None, typer.Option(help=", ".join([ablations.FLIP, *ablations.ABLATIONS]))] = None,
+    noise: Annotated[float, typer.Option(help="share of the channels that noise replaces, train and test")] = 0.0,
     ahead: Annotated[list[int] | None, typer.Option(help="steps to score, as fitted by default")] = None,
     test_stride: int = 1,
     store: Path = STORE,
@@ -66,16 +67,16 @@ def run(
     settings = dict(_parsed(text) for text in change or [])
     label = backbone.split(":")[0]
     keys = {"data": describe_dataset(data).name, "backbone": label, "seed": seed, "test_stride": test_stride}
-    told = settings | ({"ablate": ablate} if ablate else {})
+    told = settings | ({"ablate": ablate} if ablate else {}) | ({"noise": noise} if noise else {})
     ahead = ahead or [horizon]
     if all(_stored(store, {**keys, "horizon": steps, "settings": _told(told, horizon, steps)}) for steps in ahead):
         print("in the store already:", keys, told)
         return
     started = time.perf_counter()
-    fitted = fit(data, backbone, horizon, seed, settings, ablate)
+    fitted = fit(data, backbone, horizon, seed, settings, ablate, noise)
     seconds = round(time.perf_counter() - started, 1)
     for steps in ahead:
-        test = test_windows(data, fitted.pipeline, steps)
+        test = windows_to_score(data, fitted.pipeline, steps, noise)
         scored = {id(rung.pipeline): score(rung.pipeline, test, test_stride) for rung in fitted.rungs}
         rows = [(told, fitted.chosen)]
         if settings.get("adapter") == AUTO:
@@ -105,7 +106,7 @@ def quick(backbone: str, store: Path = STORE) -> None:
     label = backbone.split(":")[0]
     known = rows[(rows[list(QUICK)] == pd.Series(QUICK)).all(axis=1) & (rows["backbone"] == label)]
     fitted = fit(QUICK["data"], backbone, QUICK["horizon"], 0, {})
-    value = score(fitted.pipeline, test_windows(QUICK["data"], fitted.pipeline, QUICK["horizon"]), 1)["test_mse"]
+    value = score(fitted.pipeline, windows_to_score(QUICK["data"], fitted.pipeline, QUICK["horizon"]), 1)["test_mse"]
     mean, spread = known["test_mse"].mean(), known["test_mse"].std()
     print(
         f"{QUICK}: test MSE {value:.4f}; in the store {mean:.4f}, standard deviation {spread:.4f} of {len(known)} seeds"
@@ -134,10 +135,16 @@ def to_markdown(frame: pd.DataFrame) -> str:
 
 
 def fit(
-    data: str, backbone: str, horizon: int, seed: int, settings: dict[str, Any], ablate: str | None = None
+    data: str,
+    backbone: str,
+    horizon: int,
+    seed: int,
+    settings: dict[str, Any],
+    ablate: str | None = None,
+    noise: float = 0.0,
 ) -> Fitted:
     """What a fit on the published train and validation rows gives."""
-    values, splits = _values(data)
+    values, splits = _values(data, noise)
     known = values[: splits.validation.stop]
     model = DualWeaver(backbone, horizon, seed=seed, validation_size=len(splits.validation), verbose=False, **settings)
     block = Block(None, pd.RangeIndex(len(known)), known, np.ones(known.shape, dtype=bool))
@@ -146,17 +153,25 @@ def fit(
     return fit_pipeline(loaded, [block], list(range(values.shape[1])), checked)
 
 
-def test_windows(data: str, pipeline: Pipeline, ahead: int) -> WindowDataset:
+def windows_to_score(data: str, pipeline: Pipeline, ahead: int, noise: float = 0.0) -> WindowDataset:
     """All windows whose `ahead` steps lie in the test rows, scaled."""
-    values, splits = _values(data)
+    values, splits = _values(data, noise)
     scaled = pipeline.scale(values[splits.test.start - pipeline.context_length : splits.test.stop])
     length = pipeline.context_length + ahead
     return WindowDataset(scaled, np.arange(len(scaled) - length + 1), length)
 
 
-def _values(data: str) -> tuple[npt.NDArray[np.float64], Any]:
+def noisy_channels(channels: int, share: float) -> npt.NDArray[np.int64]:
+    """Which channels noise replaces; those of a smaller share are among those of a larger one."""
+    return np.random.default_rng(0).permutation(channels)[: round(share * channels)]
+
+
+def _values(data: str, noise: float) -> tuple[npt.NDArray[np.float64], Any]:
     # a gap has no truth to score: filled as `DualWeaver.fit` would
     values = load_dataset(data).interpolate(limit_direction="both").to_numpy(float)
+    replaced = noisy_channels(values.shape[1], noise)
+    white = np.random.default_rng(1).normal(size=(len(values), len(replaced)))
+    values[:, replaced] = values[:, replaced].mean(axis=0) + white * values[:, replaced].std(axis=0)
     return values, split_borders(len(values), describe_dataset(data).split)
 
 
@@ -199,7 +214,9 @@ def score(pipeline: Pipeline, windows: WindowDataset, stride: int) -> dict[str, 
             add("coverage_80_uncalibrated", _inside(own, truth) * len(batch))
     scores: dict[str, Any] = {name: value / len(positions) for name, value in sums.items()}
     gains = 1 - channels["mse"] / channels["zero_shot_mse"]
-    return scores | {"channel_gains": " ".join(f"{gain:.4f}" for gain in gains)}
+    scores["channel_gains"] = " ".join(f"{gain:.4f}" for gain in gains)
+    scores["channel_mse"] = " ".join(f"{value:.5g}" for value in channels["mse"] / len(positions))
+    return scores
 
 
 def _told(settings: dict[str, Any], horizon: int, ahead: int) -> str:
