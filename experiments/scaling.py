@@ -11,78 +11,35 @@ workspace), without the table; profiles are also held against what the system co
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import published
 import speed
 import torch
 import typer
+from claims import HORIZON, ROUNDS, Row, adapter_for, at_least, at_most, record, seconds_of, to_markdown
+from scaling_plans import describe, plans
+from scaling_predictions import predictions
 
-from dualweaver.adapters import DualWeaverAdapter
-from dualweaver.backbones import Backbone, load_backbone
 from dualweaver.backbones.recompute import recomputing
-from dualweaver.backbones.sundial import SundialBackbone, SundialConfig, SundialForPrediction
 from dualweaver.planning.choice import choose_parts, smallest_parts
-from dualweaver.planning.costs import Costs, InnerProbe, probe_costs
-from dualweaver.planning.memory import record_memory, resident_bytes, storage_bytes
+from dualweaver.planning.costs import InnerProbe
+from dualweaver.planning.memory import resident_bytes
 from dualweaver.planning.parts import take_inventory
-from dualweaver.planning.planner import Plan, choose_plan, plans_for
 from dualweaver.planning.profiling import profile
-from dualweaver.planning.search import plan_training, probe_shape
+from dualweaver.planning.search import plan_training
 from dualweaver.planning.step import Shape, TrainingStep
-from dualweaver.precision import precision_of
 
 HERE = Path(__file__).parent
-HORIZON = 96
-ROUNDS = 3
 
 app = typer.Typer(add_completion=False, help=__doc__, rich_markup_mode=None)
-
-
-@dataclass(frozen=True)
-class Row:
-    """One claim: a ratio that may be at most, or has to be at least, so much."""
-
-    trial: str
-    claim: str
-    wanted: str
-    measured: float
-    holds: bool
-    detail: str = ""
-
-
-def at_most(trial: str, claim: str, measured: float, limit: float, detail: str = "") -> Row:
-    return Row(trial, claim, f"<= {limit:g}", measured, measured <= limit, detail)
-
-
-def at_least(trial: str, claim: str, measured: float, limit: float, detail: str = "") -> Row:
-    return Row(trial, claim, f">= {limit:g}", measured, measured >= limit, detail)
-
-
-def sundial(quick: bool) -> Backbone:
-    torch.manual_seed(0)
-    small = {**speed.DECODER, "output_token_lens": (96,), "num_sampling_steps": 4} if quick else {}
-    return SundialBackbone(SundialForPrediction(SundialConfig(**small)))
-
-
-def adapter_for(channels: int, objective: str = "reconstruction") -> DualWeaverAdapter:
-    torch.manual_seed(1)
-    return DualWeaverAdapter(channels, range(channels), objective=objective)
-
-
-# Profiles
-
 
 PROFILES = [("timer", 672, 7, 4), ("timer", 2880, 7, 4), ("ttm", 512, 7, 32)]
 
@@ -137,9 +94,6 @@ def profiled(name: str, context: int, channels: int, batch: int, picture: str) -
     print(json.dumps(numbers_of_profile(name, context, channels, batch, picture, quick=False)))
 
 
-# Recomputation
-
-
 def recomputation(quick: bool) -> list[Row]:
     """Of four pairs of surrogates through the frozen Timer, its own loss, forward and backward."""
     context = 480 if quick else 2880
@@ -175,270 +129,6 @@ def recomputation(quick: bool) -> list[Row]:
             at_least(trial, "the same with workspace, times smaller", plain / peak, 1),
         ]
     return rows
-
-
-def record(run: Callable[[], object], backbone: Backbone) -> int:
-    return record_memory(run, backbone, (), {}, "cpu").peak
-
-
-def seconds_of(run: Callable[[], object]) -> float:
-    start = time.process_time()
-    run()
-    return time.process_time() - start
-
-
-# Predictions
-
-
-@dataclass(frozen=True)
-class Family:
-    """One backbone and objective: probes to fit on, and shapes (context, channels, batch, rows) that are not among."""
-
-    name: str
-    backbone: Callable[[], Backbone]
-    objective: str
-    pieces: Sequence[tuple[int, int]]
-    windows: Sequence[tuple[int, int, int]]
-    shapes: Sequence[tuple[int, int, int, int]]
-
-
-def families(quick: bool) -> list[Family]:
-    timer = Family(
-        "Timer 84M",
-        lambda: speed.timer(quick, 2880),
-        "reconstruction",
-        [(2, 672), (8, 672), (2, 1440), (2, 2880), (8, 2880), (16, 1440)],
-        [(1, 7, 672), (4, 7, 672), (1, 7, 2880), (2, 21, 1440), (1, 40, 672), (1, 64, 2880)],
-        [(960, 3, 8, 12), (1920, 5, 4, 5), (2400, 12, 2, 8), (1152, 40, 1, 10)],
-    )
-    ttm = Family(
-        "TTM R2",
-        lambda: speed.ttm(quick),
-        "reconstruction",
-        [(8, 512), (64, 512), (192, 512), (384, 512)],
-        [(1, 7, 512), (8, 7, 512), (32, 7, 512), (2, 40, 512), (4, 132, 512)],
-        [(512, 3, 32, 96), (512, 21, 8, 84), (512, 60, 4, 120)],
-    )
-    others = [
-        Family(
-            "Fracast-0",
-            lambda: load_backbone("fracast"),
-            "reconstruction",
-            [(2, 128), (16, 128), (2, 512), (16, 512)],
-            [(1, 7, 128), (4, 7, 128), (1, 7, 512), (4, 7, 512), (2, 21, 512)],
-            [(256, 7, 4, 14), (384, 12, 2, 8)],
-        ),
-        Family(
-            "Sundial 128M, its own loss",
-            lambda: sundial(quick),
-            "paper",
-            [(2, 480), (8, 480), (2, 960), (6, 960)],
-            [(1, 3, 480), (4, 3, 480), (1, 7, 960), (2, 7, 960)],
-            [(720, 3, 2, 3)],
-        ),
-    ]
-    return [timer] if quick else [timer, ttm, *others]
-
-
-def predictions(quick: bool) -> list[Row]:
-    rows = []
-    for family in families(quick):
-        backbone = family.backbone()
-        costs = probe_costs(
-            lambda channels, objective=family.objective: adapter_for(channels, objective),  # type: ignore[misc]
-            backbone,
-            HORIZON,
-            precision=precision_of(backbone),
-            pieces=family.pieces[:4] if quick else family.pieces,
-            windows=family.windows[:3] if quick else family.windows,
-            clock=time.process_time,
-        )
-        for context, channels, batch, pairs in family.shapes[:1] if quick else family.shapes:
-            adapter = adapter_for(channels, family.objective)
-            shape = Shape(channels, batch, context, HORIZON)
-            peak, seconds = measured(adapter, backbone, shape, batch, pairs)
-            rows += compared(
-                f"{family.name}, context {context}, C={channels}, B={batch}, {pairs} pairs at once",
-                costs,
-                adapter,
-                shape,
-                pairs,
-                peak,
-                seconds,
-                quick,
-            )
-        print(f"{family.name} done", file=sys.stderr, flush=True)
-    return rows
-
-
-def compared(
-    name: str,
-    costs: Costs,
-    adapter: DualWeaverAdapter,
-    shape: Shape,
-    pairs: int,
-    peak: float,
-    seconds: float,
-    quick: bool,
-) -> list[Row]:
-    bytes_, expected = (
-        costs.bytes(adapter, shape, shape.batch_size, pairs),
-        costs.seconds(adapter, shape, shape.batch_size, pairs),
-    )
-    return [
-        at_most(
-            name,
-            "predicted peak, relative error",
-            abs(bytes_ / peak - 1),
-            float("inf") if quick else 0.1,
-            f"{bytes_ / 1e6:.1f} MB for {peak / 1e6:.1f}",
-        ),
-        at_most(
-            name,
-            "predicted time, relative error",
-            abs(expected / seconds - 1),
-            float("inf") if quick else 0.2,
-            f"{expected:.3f} s for {seconds:.3f}",
-        ),
-    ]
-
-
-def measured(
-    adapter: DualWeaverAdapter, backbone: Backbone, shape: Shape, windows: int, pairs: int | None
-) -> tuple[float, float]:
-    """Peak and time of a step of the optimizer."""
-    adapter.pairs_at_once = pairs
-    step = TrainingStep(adapter, backbone, shape, micro_batch=windows)
-    step()
-    times = []
-    for _ in range(ROUNDS):
-        step.forget_gradients()
-        times.append(seconds_of(step))
-    return peak_of(step), statistics.median(times)
-
-
-def peak_of(step: TrainingStep) -> float:
-    """Of one step, weights and optimizer included, the table not."""
-    step.forget_gradients()
-    weights = [*step.backbone.parameters(), *step.backbone.buffers(), *step.adapter.parameters()]
-    state = [part for entry in step.optimizer.state.values() for part in entry.values()]
-    constant = {"weights": storage_bytes(weights), "optimizer state": storage_bytes(state)}
-    return record_memory(step, step.backbone, step.trained, constant, "cpu").peak
-
-
-# Plans
-
-
-def naive_step(backbone: Any, shape: Shape, windows: int, *, theirs: bool) -> Callable[[], None]:
-    """What is done without a planner: float32, everything that a micro-batch needs kept at once.
-
-    `theirs` is the published procedure (its loss of the untouched model computed at every step, fusion evaluated four
-    times, dense masks, PyTorch's products); else it is our objective with all pairs in one piece.
-    """
-    adapter = adapter_for(shape.channels, "paper")
-    adapter.pairs_at_once = shape.channels * windows
-    step = TrainingStep(adapter, backbone, shape, micro_batch=windows)
-    if not theirs:
-        return step
-    loss = lambda context, labels: published.timer_loss(backbone.model, context, labels)  # noqa: E731
-    table = step.data.train_windows.__getitems__(range(shape.batch_size))
-
-    def run() -> None:
-        for part in table.split(windows):
-            value = published.training_loss(adapter.weaver, loss, part, shape.context_length, backbone.patch)
-            (value / step.accumulate).backward()
-        step.optimizer.step()
-
-    return run
-
-
-def naive(backbone: Any, shape: Shape, *, theirs: bool) -> dict[int, tuple[float, Callable[[], None]]]:
-    """Peak and step of every micro-batch that a user comes by who halves it until it fits."""
-    weights = storage_bytes([*backbone.parameters(), *backbone.buffers()])
-    found, windows = {}, shape.batch_size
-    while windows:
-        run = naive_step(backbone, shape, windows, theirs=theirs)
-        run()
-        found[windows] = weights + record(run, backbone), run
-        windows //= 2
-    return found
-
-
-def plans(quick: bool) -> list[Row]:
-    """Three budgets for Timer at context 2880, seven channels, four windows a step.
-
-    They are such that one, two or all four windows fit without a planner.
-    """
-    context = 480 if quick else 2880
-    backbone = speed.timer(quick, context)
-    half = copy.deepcopy(backbone).to(torch.bfloat16)
-    shape, adapter = Shape(7, 4, context, HORIZON), adapter_for(7, "paper")
-    costs = [probe_shape(one, adapter, shape, time.process_time) for one in (backbone, half)]
-    rivals = {
-        "published procedure": naive(backbone, shape, theirs=True),
-        "our objective": naive(backbone, shape, theirs=False),
-    }
-    rows = []
-    for windows in (1, 2, 4):
-        budget = 1.05 * rivals["our objective"][windows][0]
-        name = f"budget of {budget / 1e6:.0f} MB, Timer, context {context}, C=7, 4 windows"
-        found, peaks = {}, {}
-        for label, known in (("float32", costs[:1]), ("precision left to the plan", costs)):
-            choices = [one for cost in known for one in plans_for(cost, adapter, shape)]
-            chosen = found[label] = choose_plan(choices, budget, known, adapter, shape)
-            own = half if chosen.precision == "bf16" else backbone
-            with chosen.applied(adapter, own):
-                peaks[label] = peak_of(TrainingStep(adapter, own, shape, micro_batch=chosen.micro_batch))
-        largest = {
-            rival: max((count for count, (peak, _) in steps.items() if peak <= budget), default=None)
-            for rival, steps in rivals.items()
-        }
-        runs: dict[str, Callable[[], object]] = {
-            label: planned_step(chosen, half if chosen.precision == "bf16" else backbone, shape)
-            for label, chosen in found.items()
-        }
-        runs |= {rival: rivals[rival][count][1] for rival, count in largest.items() if count}
-        times: dict[str, list[float]] = {label: [] for label in runs}
-        for _ in range(1 if quick else ROUNDS):
-            for label, run in runs.items():
-                times[label].append(seconds_of(run))
-        for label, chosen in found.items():
-            text = f"{label}: peak against the budget"
-            rows.append(at_most(name, text, peaks[label] / budget, 1, describe(chosen)))
-            for rival, count in largest.items():
-                if count is None:
-                    text = f"{label}: against {rival}: not even one window fits there"
-                    rows.append(at_least(name, text, float("inf"), 1.28))
-                    continue
-                ratio = statistics.median(b / a for a, b in zip(times[label], times[rival], strict=True))
-                text = f"{label}: times as fast as {rival}, micro-batch lowered to {count}"
-                wanted = 0 if quick or (label == "float32" and rival == "our objective") else 1.28
-                rows.append(at_least(name, text, ratio, wanted))
-        print(f"{name} done", file=sys.stderr, flush=True)
-    return rows
-
-
-def planned_step(chosen: Plan, backbone: Backbone, shape: Shape) -> Callable[[], object]:
-    adapter = adapter_for(shape.channels, "paper")
-    step = TrainingStep(adapter, backbone, shape, micro_batch=chosen.micro_batch)
-
-    def run() -> None:
-        with chosen.applied(adapter, backbone):
-            step()
-        step.forget_gradients()
-
-    run()  # the untouched model's losses are known from the second look at a window on
-    return run
-
-
-def describe(chosen: Plan) -> str:
-    return (
-        f"{chosen.accumulate} x {chosen.micro_batch} windows, {chosen.rows} pairs at once, "
-        f"{len(chosen.recompute)} parts computed again, {chosen.precision}"
-    )
-
-
-# A very wide table
 
 
 def wide(quick: bool) -> list[Row]:
@@ -495,16 +185,6 @@ TRIALS = {
     "plans": plans,
     "wide": wide,
 }
-
-
-def to_markdown(rows: Sequence[Row], heading: str) -> str:
-    lines = [heading, "", "| measured | claim | wanted | found | holds | |", "|---|---|---|---|---|---|"]
-    lines += [
-        f"| {row.trial} | {row.claim} | {row.wanted} | {row.measured:.3f} | "
-        f"{'yes' if row.holds else 'no'} | {row.detail} |"
-        for row in rows
-    ]
-    return "\n".join(lines) + "\n"
 
 
 @app.command()

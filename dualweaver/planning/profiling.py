@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 import statistics
@@ -47,9 +46,9 @@ class Profile:
         flops: floating-point operations of the matrix products of a step.
         rate: floating-point operations a second of a large product, measured here.
         holdings: memory over one step.
-        resident: how far the process grew in the first step, plus weights: a second opinion on the peak, from the
-            system, or on a GPU from torch's own allocator. Less than the peak where the process had memory left from
-            before; None where the system does not tell.
+        resident: how far the process grew in the second step, plus weights and the optimizer's state: a second opinion
+            on the peak, from the system, or on a GPU from torch's own allocator. Less than the peak where the process
+            had memory left from before; None where the system does not tell.
     """
 
     what: dict[str, Any]
@@ -161,7 +160,7 @@ def profile(
         adapter: a name, or an adapter for as many channels.
         micro_batch: windows at once, all by default.
         recompute: parts of the backbone to compute again, see `dualweaver.backbones.recompute`.
-        steps: that are timed; one more is run before, and one under the profiler after them.
+        steps: that are timed; two more are run before them, and two after.
         seed: of data, weights of the adapter and dropout.
 
     Raises:
@@ -185,7 +184,8 @@ def profile(
 
 def profile_step(step: TrainingStep, steps: int = 3) -> Profile:
     """Profile one step of training, as it is set up."""
-    _wake(step)
+    step()  # what libraries load and allocate once is there from here on
+    step.forget_gradients()
     grown = _growth(step)
     times = []
     for _ in range(steps):
@@ -224,7 +224,7 @@ def profile_step(step: TrainingStep, steps: int = 3) -> Profile:
         float(counter.get_total_flops()),
         product_rate(dtype, step.device.type),
         holdings,
-        None if grown is None else grown + constant[WEIGHTS],
+        None if grown is None else grown + constant[WEIGHTS] + constant[STATE],
     )
 
 
@@ -238,15 +238,6 @@ def _growth(step: TrainingStep) -> int | None:
     marked = _resident_mark()
     step()
     return None if marked is None else max(0, (resident_bytes("VmHWM") or 0) - marked)
-
-
-def _wake(step: TrainingStep) -> None:
-    """A smallest step, so that what libraries allocate once is there before memory is looked at."""
-    smallest = Shape(step.shape.channels, 1, step.backbone.min_context, step.shape.horizon)
-    with seeded(0):
-        TrainingStep(copy.deepcopy(step.adapter), step.backbone, smallest)()
-    for weight in step.trained:
-        weight.grad = None
 
 
 @lru_cache
