@@ -320,7 +320,7 @@ def test_the_loss_of_sampled_targets_is_that_of_all_in_the_mean_over_all_samples
 
     expected, found = gradient(full), []
     for order in orders:
-        monkeypatch.setattr("dualweaver.adapters.torch.randperm", lambda count, order=order: torch.tensor(order))
+        monkeypatch.setattr("dualweaver.adapters.woven.torch.randperm", lambda count, order=order: torch.tensor(order))
         found.append(gradient(sampled))
     torch.testing.assert_close(torch.stack(found).mean(dim=0), expected, rtol=1e-10, atol=1e-12)
     assert len({float(part[0]) for part in found}) == 6  # pairs out of four

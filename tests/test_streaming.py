@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 from toy_backbones import NormalisedToy
 
-from dualweaver import adapters
-from dualweaver.adapters import DualWeaverAdapter
+from dualweaver.adapters import DualWeaverAdapter, woven
 from dualweaver.streaming import kept_bytes, streamed_sum
 
 
@@ -35,9 +34,9 @@ def test_a_batch_in_pieces_has_the_loss_and_the_gradients_of_the_whole(
     window = torch.randn(5, 16, 3, dtype=torch.float64)
     whole = gradient(adapter, window)
     assert len(whole) == 1 + len(list(adapter.parameters()))
-    monkeypatch.setattr(adapters, "SMALL", 0)
+    monkeypatch.setattr(woven, "SMALL", 0)
     for budget in (1, 3000):  # one pair at a time, and a few
-        monkeypatch.setattr(adapters, "KEPT_AT_ONCE", {True: budget, False: budget})
+        monkeypatch.setattr(woven, "KEPT_AT_ONCE", {True: budget, False: budget})
         torch.testing.assert_close(gradient(adapter, window), whole, rtol=1e-10, atol=1e-12)
 
 
