@@ -266,6 +266,15 @@ def test_a_fit_that_goes_on_keeps_its_plan_and_its_bits(tmp_path: Path) -> None:
     pd.testing.assert_frame_equal(forecast, same, check_exact=True)
 
 
+def test_forecasts_are_the_same_however_few_series_go_through_at_once(tmp_path: Path) -> None:
+    model, forecast = fitted(memory_budget="1GB", quantiles=[0.1, 0.9])
+    for series in (1, 4):
+        model.pipeline_.adapter.series_at_once = series
+        pd.testing.assert_frame_equal(model.predict(), forecast, rtol=1e-5)
+    model.save(tmp_path / "kept")
+    pd.testing.assert_frame_equal(DualWeaver.load(tmp_path / "kept", backbone=timer(1)).predict(), forecast, rtol=1e-5)
+
+
 def test_without_a_budget_nothing_is_planned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dualweaver.fitting.plan_stages", lambda *_: pytest.fail("planned"))
     model, _ = fitted()
