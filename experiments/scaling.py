@@ -192,18 +192,27 @@ def run(
     quick: Annotated[bool, typer.Option(help="toy sizes, nothing is written")] = False,
     only: Annotated[str, typer.Option(help="trials whose name contains it")] = "",
 ) -> None:
-    """Measure the claims."""
+    """Measure the claims; each trial has its own section in the table."""
     torch.set_num_threads(1)
-    rows = []
     for name in TRIALS:
         if only in name:
-            start = time.perf_counter()
-            found = TRIALS[name](quick)
-            rows += found
-            print(to_markdown(found, f"{name}: {time.perf_counter() - start:.0f} s"), flush=True)
-    if not quick and not only:
-        heading = f"# Memory and time within a budget\n\nOne thread, torch {torch.__version__}."
-        (HERE / "scaling.md").write_text(to_markdown(rows, heading))
+            start, before = time.perf_counter(), os.getloadavg()[0]
+            rows = TRIALS[name](quick)
+            load = f"load {before:.1f}-{os.getloadavg()[0]:.1f}"
+            heading = f"## {name}\n\n{time.perf_counter() - start:.0f} s, one thread, torch {torch.__version__}, {load}"
+            text = to_markdown(rows, heading)
+            print(text, flush=True)
+            if not quick:
+                replace_section(name, text)
+
+
+def replace_section(name: str, text: str) -> None:
+    """Put a trial's section in its place, and leave the others as they are."""
+    file = HERE / "scaling.md"
+    found = file.read_text().split("\n## ")[1:] if file.exists() else []
+    sections = {part.split("\n", 1)[0]: f"## {part.strip()}\n" for part in found} | {name: text}
+    parts = ["# Memory and time within a budget\n", *(sections[trial] for trial in TRIALS if trial in sections)]
+    file.write_text("\n".join(parts))
 
 
 if __name__ == "__main__":
