@@ -54,6 +54,15 @@ def test_data_parallel_training_gives_the_adapter_of_one_process_with_the_same_b
         assert ours["train_loss"] == pytest.approx(theirs["train_loss"], rel=1e-4)
 
 
+def test_the_estimator_is_fitted_by_both_and_is_the_same_in_both(both: list[dict[str, Any]]) -> None:
+    first, second = (found["fitted"] for found in both)
+    assert torch.equal(first["forecast"], second["forecast"])
+    assert first["errors"] == second["errors"]
+    alone = two_processes.forecast()  # other draws of dropout
+    torch.testing.assert_close(first["forecast"], alone["forecast"], rtol=0.05, atol=0)
+    assert first["errors"] == pytest.approx(alone["errors"], rel=0.1)
+
+
 def test_a_sharded_backbone_gives_the_gradients_of_a_whole_one(both: list[dict[str, Any]]) -> None:
     whole = two_processes.gradients(sharded=False)
     assert whole["share"] == 1

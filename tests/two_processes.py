@@ -12,7 +12,9 @@ import torch
 import torch.distributed as dist
 from test_backbone_conformance import FACTORIES
 from toy_backbones import NormalisedToy
+from toys import waves
 
+from dualweaver import DualWeaver
 from dualweaver.adapters import DualWeaverAdapter
 from dualweaver.data.module import WindowDataModule
 from dualweaver.data.windows import WindowDataset, window_starts
@@ -61,10 +63,25 @@ def gradients(*, sharded: bool) -> dict[str, Any]:
     return {"loss": loss.detach(), "gradients": [w.grad for w in adapter.parameters()], "share": here / whole}
 
 
+def forecast(**settings: Any) -> dict[str, Any]:
+    """Of the estimator, fitted by all processes together."""
+    model = DualWeaver(
+        NormalisedToy(CONTEXT, HORIZON),
+        HORIZON,
+        context_length=CONTEXT,
+        batch_size=2 * BATCH,
+        max_epochs=2,
+        window_stride=1,
+        verbose=False,
+        **settings,
+    ).fit(waves(200))
+    return {"forecast": torch.tensor(model.predict().to_numpy()), "errors": model.scores_["mse"].tolist()}
+
+
 def main(output: str) -> None:
     torch.set_num_threads(1)
     trainings = {name: trained(name, devices=2, strategy="ddp") for name in ("reconstruction", "paper")}
-    found = {"trained": trainings, "sharded": gradients(sharded=True)}
+    found = {"trained": trainings, "sharded": gradients(sharded=True), "fitted": forecast(devices=2)}
     torch.save(found, f"{output}.{dist.get_rank()}")
     dist.destroy_process_group()
 
