@@ -45,7 +45,7 @@ PROFILES = [("timer", 672, 7, 4), ("timer", 2880, 7, 4), ("ttm", 512, 7, 32)]
 
 
 def profiles(quick: bool) -> list[Row]:
-    """Each in a process of its own, which gives freed memory back, so that the system's count is of this one alone."""
+    """Each in a process of its own, so that the system's count is of this one alone."""
     rows = []
     for name, context, channels, batch in PROFILES[:1] if quick else PROFILES:
         if quick:
@@ -53,9 +53,8 @@ def profiles(quick: bool) -> list[Row]:
         else:
             picture = HERE.parent / "docs" / f"profile-{name}-{context}.png"
             sizes = [name, str(context), str(channels), str(batch), str(picture)]
-            environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}
             command = [sys.executable, __file__, "profiled", *sizes]
-            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment)
+            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
             found = json.loads(done.stdout.splitlines()[-1])
         phases = ", ".join(f"{phase} {share:.1%}" for phase, share in found["phases"].items())
         rows.append(

@@ -7,6 +7,7 @@ address holds, so that nothing is estimated and nothing is counted twice.
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -65,6 +66,7 @@ def record_memory(
         constant: bytes that are there before and after.
         device: where memory is looked at, "cpu" or "cuda".
     """
+    os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # it tells when it starts and stops, otherwise
     trained = list(trained)
     shared = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers(), *trained)}
     names = {id(module): path or type(module).__name__ for path, module in model.named_modules()}

@@ -171,9 +171,8 @@ def choose_plan(
 
 def plans_table(plans: Sequence[Plan], chosen: Plan | None, title: str) -> Table:
     """For the terminal; the chosen one is marked."""
-    table = Table(
-        "", "MB", "seconds a step", "windows", "steps", "rows", "computed again", "precision", "devices", title=title
-    )
+    table = Table("", "MB", "s/step", "windows", "times", "rows", "again", "format", "devices", title=title)
+    table.caption = "windows and rows at once; parts that the backward pass computes again"
     for plan in plans:
         same = chosen is not None and chosen.same_cost(plan)
         table.add_row(
@@ -183,7 +182,7 @@ def plans_table(plans: Sequence[Plan], chosen: Plan | None, title: str) -> Table
             str(plan.micro_batch),
             str(plan.accumulate),
             str(plan.rows),
-            f"{len(plan.recompute)} parts" if plan.recompute else "nothing",
+            str(len(plan.recompute)),
             plan.precision,
             str(plan.devices),
         )

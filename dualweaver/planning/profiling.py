@@ -21,6 +21,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from dualweaver.adapters import Adapter, make_adapter
+from dualweaver.allocator import keep_freed_memory, return_freed_memory
 from dualweaver.backbones.products import FLOP_FORMULAS, product
 from dualweaver.backbones.recompute import recomputing
 from dualweaver.errors import SettingError
@@ -47,8 +48,7 @@ class Profile:
         rate: floating-point operations a second of a large product, measured here.
         holdings: memory over one step.
         resident: how far the process grew in the second step, plus weights and the optimizer's state: a second opinion
-            on the peak, from the system, or on a GPU from torch's own allocator. Less than the peak where the process
-            had memory left from before; None where the system does not tell.
+            on the peak, from the system, or on a GPU from torch's own allocator. None where the system does not tell.
     """
 
     what: dict[str, Any]
@@ -184,15 +184,17 @@ def profile(
 
 def profile_step(step: TrainingStep, steps: int = 3) -> Profile:
     """Profile one step of training, as it is set up."""
-    step()  # what libraries load and allocate once is there from here on
-    step.forget_gradients()
-    grown = _growth(step)
-    times = []
-    for _ in range(steps):
+    with return_freed_memory():
+        step()  # what libraries load and allocate once is there from here on
         step.forget_gradients()
-        step.watch = Stopwatch(step.device)
-        step()
-        times.append(step.watch.seconds)
+        grown = _growth(step)
+    times = []
+    with keep_freed_memory():  # as in training
+        for _ in range(steps):
+            step.forget_gradients()
+            step.watch = Stopwatch(step.device)
+            step()
+            times.append(step.watch.seconds)
     step.watch = None
     with FlopCounterMode(display=False, custom_mapping=FLOP_FORMULAS) as counter:
         step.forget_gradients()
