@@ -163,7 +163,7 @@ def probe_costs(
     sample = make_adapter(1)
     inner = [InnerProbe(sample, backbone, series, length, horizon) for series, length in pieces]
     device = inner[0].device
-    peaks = [_peak(probe, backbone, device)[0] for probe in inner]
+    peaks = [probe.peak() for probe in inner]
     times = [_median(probe, clock) for probe in inner]
     resting = [_peak(probe.without_gradients, backbone, device)[0] for probe in inner]
     terms = [_inner_terms(series, length) for series, length in pieces]
@@ -212,6 +212,10 @@ class InnerProbe:
     def __call__(self) -> Tensor:
         return torch.autograd.grad(self.loss(self.context), self.wanted, allow_unused=True)[0]
 
+    def peak(self) -> int:
+        """Bytes at most, above those before."""
+        return _peak(self, self.backbone, self.device)[0]
+
     def without_gradients(self) -> Tensor:
         with torch.no_grad():
             return self.backbone(self.context.detach(), self.horizon)
@@ -227,7 +231,7 @@ def _choices(
     found, plain = [], 0
     for choice in frontier(inventory):
         with recomputing(backbone, choice.parts):
-            peak = _peak(probe, backbone, probe.device)[0]
+            peak = probe.peak()
         plain = plain or peak  # the first one computes nothing again
         found.append((choice, (plain - peak) / (series * length), choice.seconds / (series * length)))
     return tuple(found)

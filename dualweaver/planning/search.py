@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -16,6 +17,7 @@ from rich.table import Table
 from torch import nn
 
 from dualweaver.adapters import Adapter, make_adapter
+from dualweaver.allocator import keep_freed_memory
 from dualweaver.backbones import Backbone
 from dualweaver.errors import SettingError
 from dualweaver.planning.costs import Costs, InnerProbe, probe_costs
@@ -65,24 +67,31 @@ def plan_training(
     Raises:
         SettingError: nothing fits; the message says what it would take.
     """
-    costs = [probe_shape(backbone, adapter, shape) for backbone in backbones]
+    with keep_freed_memory():  # as in training; given back at the end
+        costs = [probe_shape(backbone, adapter, shape, room=budget / 2) for backbone in backbones]
     plans = [one for cost in costs for one in plans_for(cost, adapter, shape, devices=devices)]
     return Outcome(choose_plan(plans, budget, costs, adapter, shape), pareto(plans))
 
 
 def probe_shape(
-    backbone: Backbone, adapter: Adapter, shape: Shape, clock: Callable[[], float] = time.perf_counter
+    backbone: Backbone,
+    adapter: Adapter,
+    shape: Shape,
+    clock: Callable[[], float] = time.perf_counter,
+    room: float = math.inf,
 ) -> Costs:
-    """Probes at the shape itself, the inner ones as large as patience allows."""
+    """Probes at the shape itself, the inner ones as large as patience allows, and as `room` for all (bytes) does."""
+    room -= storage_bytes(backbone.parameters())
     thawed: AbstractContextManager[object] = backbone.unfrozen() if adapter.trains_backbone else nullcontext()
     with thawed, seeded(0):
-        sizes, seconds = [2], 0.0
-        most = max(4, shape.batch_size * adapter.series_per_step)
-        while (seconds * GROWTH < PATIENCE and sizes[-1] * GROWTH <= most) or len(sizes) < 2:
+        sizes, most = [2], max(4, shape.batch_size * adapter.series_per_step)
+        while len(sizes) < 2 or sizes[-1] < most:
             start = time.perf_counter()
-            InnerProbe(adapter, backbone, sizes[-1], shape.context_length, shape.horizon)()
-            seconds = time.perf_counter() - start
-            sizes.append(min(sizes[-1] * GROWTH, most))
+            peak = InnerProbe(adapter, backbone, sizes[-1], shape.context_length, shape.horizon).peak()
+            enough = (time.perf_counter() - start) * GROWTH > PATIENCE or peak * GROWTH > room
+            if enough and len(sizes) > 1:
+                break
+            sizes.append(min(sizes[-1] * (2 if enough else GROWTH), most))
         counts = sorted({1, min(2, shape.batch_size), min(4, shape.batch_size) if shape.channels < 64 else 1})
         return probe_costs(
             lambda _: copy.deepcopy(adapter),  # probes train it
