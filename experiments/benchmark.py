@@ -172,7 +172,7 @@ def noisy_channels(channels: int, share: float) -> npt.NDArray[np.int64]:
 
 def _values(data: str, noise: float = 0.0) -> tuple[npt.NDArray[np.float64], Any]:
     # a gap has no truth to score: filled as `DualWeaver.fit` would
-    values = load_dataset(data).interpolate(limit_direction="both").to_numpy(float)
+    values = load_dataset(data).interpolate(limit_direction="both").to_numpy(float, copy=True)
     replaced = noisy_channels(values.shape[1], noise)
     white = np.random.default_rng(1).normal(size=(len(values), len(replaced)))
     values[:, replaced] = values[:, replaced].mean(axis=0) + white * values[:, replaced].std(axis=0)
