@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -66,7 +67,6 @@ def record_memory(
         constant: bytes that are there before and after.
         device: where memory is looked at, "cpu" or "cuda".
     """
-    os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # it tells when it starts and stops, otherwise
     trained = list(trained)
     shared = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers(), *trained)}
     names = {id(module): path or type(module).__name__ for path, module in model.named_modules()}
@@ -96,7 +96,7 @@ def record_memory(
 
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device == "cuda" else [])]
     hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
-    with profile(activities=activities, profile_memory=True) as recorded:
+    with _silenced(), profile(activities=activities, profile_memory=True) as recorded:
         with watching(watch), hooks:
             run()
         for weight in trained:
@@ -107,6 +107,24 @@ def record_memory(
         recorded.export_chrome_trace(str(file))
         events = json.loads(file.read_text())["traceEvents"]
     return _holdings(events, constant, 1 if device == "cuda" else 0)
+
+
+@contextmanager
+def _silenced() -> Iterator[None]:
+    """Without what the profiler's library writes to the standard error each time that it starts and stops."""
+    try:
+        kept = os.dup(2)
+    except OSError:  # there is none
+        yield
+        return
+    sys.stderr.flush()
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
 
 
 @dataclass
