@@ -16,8 +16,9 @@ __all__ = ["epoch_windows", "forward_cost", "validation_windows"]
 
 # Floating-point operations of the frozen model's forward pass in one epoch. On two cores about ten seconds of training.
 EPOCH_BUDGET = {"cpu": 4.5e11, "accelerator": 1e14}
-MOST, LEAST = 1024, 256  # training windows an epoch
-LEAST_VALIDATION = 128
+MOST, USUAL, LEAST = 2048, 1024, 256  # training windows an epoch
+OVERLAP = 8  # beyond the usual number, one window in so many
+MOST_VALIDATION, LEAST_VALIDATION = 512, 128
 
 
 def forward_cost(backbone: Backbone, context_length: int, horizon: int) -> float:
@@ -29,13 +30,19 @@ def forward_cost(backbone: Backbone, context_length: int, horizon: int) -> float
     return float(counter.get_total_flops())
 
 
-def epoch_windows(backbone: Backbone, context_length: int, horizon: int, series_per_window: int) -> int:
-    """Training windows an epoch, where the user does not say."""
+def epoch_windows(
+    backbone: Backbone, context_length: int, horizon: int, series_per_window: int, available: int | None = None
+) -> int:
+    """Training windows an epoch, where the user does not say, of so many that there are.
+
+    Long tables get more. Short ones do not: neighbours tell little new, and the best epoch is often an early one.
+    """
     budget = EPOCH_BUDGET["accelerator" if torch.cuda.is_available() else "cpu"]
     cost = series_per_window * forward_cost(backbone, context_length, horizon)
-    return MOST if MOST * cost <= budget else max(LEAST, int(budget / cost))
+    most = MOST if available is None else min(MOST, max(USUAL, available // OVERLAP))
+    return most if most * cost <= budget else max(LEAST, int(budget / cost))
 
 
 def validation_windows(epoch: int) -> int:
     """Validation windows beside so many training windows an epoch: enough to select and to calibrate by."""
-    return max(LEAST_VALIDATION, epoch // 2)
+    return min(MOST_VALIDATION, max(LEAST_VALIDATION, epoch // 2))

@@ -58,7 +58,7 @@ class DualWeaver(BaseEstimator):
             "reconstruction" only, the published method has none.
         fine_tune: fine-tune the backbone first, then freeze and adapt it.
         max_epochs, batch_size, learning_rate: of the training; the learning rate is the adapter's own where None.
-        window_stride: steps between training windows; None leaves a thousand windows an epoch, fewer for a costly
+        window_stride: steps between training windows; None leaves one to two thousand an epoch, fewer for a costly
             backbone or many channels (see `dualweaver.effort`).
         validation_size: share of the rows (or their number) at the end of every entity that select the best epoch,
             decide on the fall-back and calibrate the quantiles.

@@ -134,7 +134,9 @@ def _train_stage(
     stage: Stage | None,
     max_epochs: int | None = None,
 ) -> BestWeights:
-    wanted = epoch_windows(pipeline.backbone, pipeline.context_length, settings.horizon, adapter.series_per_step)
+    wanted = epoch_windows(
+        pipeline.backbone, pipeline.context_length, settings.horizon, adapter.series_per_step, len(train)
+    )
     at_once = max(1, SERIES_PER_BATCH // max(adapter.series_per_window, adapter.channels))
     own = settings.batch_size // settings.devices
     accumulate = math.ceil(own / at_once)
