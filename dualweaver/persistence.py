@@ -16,7 +16,6 @@ from sklearn.preprocessing import StandardScaler
 from torch import Tensor, nn
 
 from dualweaver._version import __version__
-from dualweaver.adapters import ADAPTERS
 from dualweaver.backbones import Backbone
 from dualweaver.calibration import LEVELS, Calibration
 from dualweaver.data.frames import Block, Layout
@@ -127,10 +126,10 @@ def _describe(cls: type[Any], config: dict[str, Any]) -> tuple[Any, dict[str, An
     if known.get("precision", "32") not in ("32", "bf16"):
         raise ValueError(f"the precision of its backbone is {str(known['precision'])[:50]!r}")
     kept = config["adapter"]
-    if kept["name"] not in ADAPTERS or not isinstance(kept["fine_tuned"], bool):
-        raise ValueError(f"its adapter is {str(kept)[:80]}")
-    forecaster.adapter_, forecaster.fine_tuned_ = kept["name"], kept["fine_tuned"]
     settings = FitSettings.checked(forecaster)
+    if (kept["name"], kept["fine_tuned"]) not in [(rung.adapter, rung.trains_backbone) for rung in settings.rungs()]:
+        raise ValueError(f"its adapter {str(kept)[:80]} is none that adapter={settings.adapter!r} trains")
+    forecaster.adapter_, forecaster.fine_tuned_ = kept["name"], kept["fine_tuned"]
     entities = tuple(from_json(entity) for entity in config["entities"])
     if not entities:
         raise ValueError("it has no entities")
