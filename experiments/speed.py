@@ -307,7 +307,7 @@ def run_trials(quick: bool, only: str = "", rounds: int | None = None) -> list[R
             trial = make(quick)
             # training keeps freed memory, which spares wide steps most; against others we do without, as they do
             with keep_freed_memory() if name == "channels" else nullcontext():
-                results += measure(trial, rounds or (2 if quick else 5 if "2880" in name else 9))
+                results += measure(trial, rounds or (2 if quick else 9))
             if not quick:
                 print(to_markdown(results[-len(trial.claims) :], f"{name}:"), flush=True)
     if only in "memory":
