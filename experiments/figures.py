@@ -2,7 +2,7 @@
 
     python experiments/figures.py tables                    study.md, the tables of the study
     python experiments/figures.py gains                     gains.png: gain per channel and data set
-    python experiments/figures.py influence ETTm1 --backbone ttm:path/to/weights      influence.png
+    python experiments/figures.py influence ETTm1 ttm:path/to/weights      influence.png
 
 A gain is the relative fall of the test error below zero-shot's on the same windows; over data sets, the mean of gains.
 """
