@@ -12,13 +12,13 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from dualweaver.adapters import Adapter, AdaPTS, FineTune, ZeroShot
+from dualweaver.adapters import Adapter, AdaPTS, DualWeaverAdapter, FineTune, ZeroShot
 from dualweaver.cache import Kept, kept_for
 from dualweaver.compilation import compiled
 from dualweaver.data.module import WindowDataModule, stride_for
 from dualweaver.data.windows import WindowDataset
 from dualweaver.effort import epoch_windows
-from dualweaver.pipeline import Pipeline
+from dualweaver.pipeline import Pipeline, forecast_windows
 from dualweaver.planning.limits import processes
 from dualweaver.resume import ResumeFolder, Stage
 from dualweaver.settings import FitSettings
@@ -29,7 +29,10 @@ __all__ = ["fit_reconstruction", "make_stages", "train_stages"]
 SERIES_PER_BATCH = 2048  # series that carry gradients at once; wider batches are accumulated
 
 LEARNING_RATES = {"dualweaver": 3e-3, "adapts": 1e-3}
+TUNED_RATE = 1e-3  # at most, around a fine-tuned backbone, which has left less to learn
 FINE_TUNING_RATES = (1e-5, 1e-4, 1e-3)  # each is tried for one epoch, where the user names none
+
+FILTER_STRENGTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 # The pre-fit of AdaPTS. Each epoch sees random rows, so that its cost does not grow with the table.
 RECONSTRUCTION_EPOCHS, RECONSTRUCTION_PATIENCE = 300, 10
@@ -89,12 +92,16 @@ def train_stages(
             if rate is None:
                 interrupted = True
                 break
-        rate = rate or LEARNING_RATES[adapter.name]
+        if rate is None:
+            rate = LEARNING_RATES[adapter.name]
+            rate = min(rate, TUNED_RATE) if settings.fine_tune else rate
         name = place + adapter.name
         trained = _train_stage(adapter, pipeline, train, validation, settings, rate, _stage(resume, name))
         history += _named(name, trained.history)
         if interrupted := trained.interrupted:
             break
+        if isinstance(adapter, DualWeaverAdapter) and trained.best_epoch > 0:
+            history += _choose_strength(adapter, name, pipeline, validation, settings.seed)
     return pd.DataFrame(history, columns=COLUMNS), interrupted
 
 
@@ -122,6 +129,22 @@ def _choose_rate(
             return None, history
         errors[rate] = course.history[-1]["val_mse"]
     return min(errors, key=errors.__getitem__), history
+
+
+def _choose_strength(
+    adapter: DualWeaverAdapter, name: str, pipeline: Pipeline, validation: WindowDataset, seed: int
+) -> History:
+    """Leave a trained filter at the strength with the lowest validation error; one row a strength."""
+    if adapter.weaver.context_filter is None:
+        return []
+    strength = adapter.weaver.context_filter.strength
+    errors = {}
+    for value in FILTER_STRENGTHS:
+        strength.fill_(value)
+        forecast, truth = forecast_windows(adapter, pipeline.backbone, validation, pipeline.context_length, seed=seed)
+        errors[value] = float((forecast.mean - truth).double().square().mean())
+    strength.fill_(min(errors, key=errors.__getitem__))
+    return [{"stage": f"{name}: filter at {value:g}", "epoch": 0, "val_mse": error} for value, error in errors.items()]
 
 
 def _train_stage(

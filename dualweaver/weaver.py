@@ -28,6 +28,7 @@ __all__ = ["CNNFusion", "ContextFilter", "MLPFusion", "Weaver", "fusion_width", 
 FUSION_LIMIT = 1e3  # standard deviations: beyond, what F adds to other channels would drown them in float32
 FILTER_STEPS = 512  # the most recent steps of a context, which the filter reads and edits
 FILTER_RANK = 32
+FILTER_STRENGTH = 0.5  # of what training has found, until validation says how much
 SPREAD_FLOOR = 0.05  # of the training rows' standard deviation: a channel at rest stays at rest
 SCALE_FLOOR = 1e-2  # a and b stay at or above this, so that a + b never comes near zero
 
@@ -104,6 +105,9 @@ class ContextFilter(nn.Module):
 
     Only the last `FILTER_STEPS` steps are read and edited, so that the weights do not depend on the context's length.
 
+    What the training rows teach goes too far for the rows that follow, as estimates without shrinkage do: training
+    applies the whole edit, forecasting the share `strength` of it. A fit chooses that share on validation windows.
+
     Args:
         channels: of a window.
         targets: positions of the channels to edit.
@@ -117,11 +121,13 @@ class ContextFilter(nn.Module):
         self.write = nn.Linear(rank, FILTER_STEPS, bias=False)
         self.dropout = nn.Dropout(dropout)
         self.register_buffer("targets", torch.as_tensor(list(targets), dtype=torch.long), persistent=False)
+        self.register_buffer("strength", torch.tensor(FILTER_STRENGTH))
         nn.init.zeros_(self.write.weight)
         with torch.no_grad():
             self.mix.weight.copy_(nn.functional.one_hot(self.targets, channels))
 
     targets: Tensor
+    strength: Tensor
 
     def forward(self, x: Tensor) -> Tensor:
         """G(x): `[batch, time, channel]` to `[batch, time, target]`."""
@@ -133,6 +139,8 @@ class ContextFilter(nn.Module):
         mixed = self.dropout(nn.functional.silu(self.mix(features.transpose(1, 2))))
         edit = nn.functional.linear(mixed.transpose(1, 2), self.write.weight[-steps:]).transpose(1, 2)
         edit = edit * spread.index_select(-1, self.targets)
+        if not self.training:
+            edit = edit * self.strength
         return nn.functional.pad(edit, (0, 0, x.shape[1] - steps, 0))
 
 
@@ -145,7 +153,7 @@ class Weaver(nn.Module):
         context_filter: G, likewise; None in the published method.
     """
 
-    def __init__(self, fusion: nn.Module, targets: Sequence[int], context_filter: nn.Module | None = None) -> None:
+    def __init__(self, fusion: nn.Module, targets: Sequence[int], context_filter: ContextFilter | None = None) -> None:
         super().__init__()
         self.fusion = fusion
         self.context_filter = context_filter

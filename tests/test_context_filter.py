@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pandas as pd
 import pytest
 import torch
 from hypothesis import given
@@ -9,7 +10,9 @@ from hypothesis import strategies as st
 from torch import nn
 from toy_backbones import NormalisedToy
 
+from dualweaver import DualWeaver
 from dualweaver.adapters import DualWeaverAdapter
+from dualweaver.stages import FILTER_STRENGTHS
 from dualweaver.weaver import FILTER_STEPS, ContextFilter, MLPFusion, Weaver
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -32,6 +35,32 @@ def test_a_fresh_filter_leaves_forecasts_as_they_are():
     with_filter, without = (DualWeaverAdapter(3, range(3), context_filter=on).double().eval() for on in (True, False))
     assert with_filter.weaver.context_filter is not None
     assert torch.equal(with_filter(backbone, x, 4), without(backbone, x, 4))
+
+
+def test_forecasts_apply_a_share_of_the_edit_that_training_applies():
+    x, edit = contexts(2, 40, 3), filled()
+    edit.dropout.p = 0.0
+    whole = edit.train()(x)
+    edit.eval().strength.fill_(0.25)
+    torch.testing.assert_close(edit(x), 0.25 * whole)
+
+
+def test_a_fit_keeps_the_strength_of_the_filter_with_the_lowest_validation_error():
+    steps = torch.arange(400)[:, None] / 4 + torch.arange(3)
+    noise = torch.randn(400, 3, generator=torch.Generator().manual_seed(0))
+    frame = pd.DataFrame((steps.sin() + noise / 3).numpy(), columns=list("abc"))
+    frame.index = pd.date_range("2024", periods=400, freq="h")
+    fitted = DualWeaver(NormalisedToy(12, 4), 4, context_length=12, max_epochs=3, verbose=False).fit(frame)
+    history = fitted.history_.set_index("stage")["val_mse"]
+    tried = history[history.index.str.startswith("dualweaver: filter at ")]
+    assert len(tried) == len(FILTER_STRENGTHS)
+    assert tried["dualweaver: filter at 0.5"] == pytest.approx(history["dualweaver"].min(), rel=1e-6)
+    assert isinstance(fitted.pipeline_.adapter, DualWeaverAdapter)
+    kept = fitted.pipeline_.adapter.weaver.context_filter
+    assert kept is not None
+    assert tried.idxmin() == f"dualweaver: filter at {float(kept.strength):g}"
+    assert tried.min() < tried.max()
+    assert fitted.scores_["mse"].mean() <= tried.min() * (1 + 1e-6)
 
 
 def test_the_published_objective_has_no_filter():

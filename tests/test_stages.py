@@ -57,18 +57,20 @@ def stage_names(model: DualWeaver) -> list[str]:
 
 
 TRIALS = [f"fine-tune: trial of {rate:g}" for rate in stages.FINE_TUNING_RATES]
+WOVEN = ["dualweaver", *(f"dualweaver: filter at {strength:g}" for strength in stages.FILTER_STRENGTHS)]
 
 
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ({}, ["dualweaver"]),
+        ({}, WOVEN),
+        ({"context_filter": False}, ["dualweaver"]),
         ({"adapter": "adapts"}, ["adapts: reconstruction", "adapts"]),
         ({"adapter": "fine-tune"}, [*TRIALS, "fine-tune"]),
         ({"adapter": "fine-tune", "learning_rate": 1e-3}, ["fine-tune"]),
         ({"adapter": "fine-tune", "fine_tune": True}, [*TRIALS, "fine-tune"]),
-        ({"fine_tune": True}, [*TRIALS, "fine-tune", "dualweaver"]),
-        ({"fine_tune": True, "learning_rate": 1e-3}, [*TRIALS, "fine-tune", "dualweaver"]),
+        ({"fine_tune": True}, [*TRIALS, "fine-tune", *WOVEN]),
+        ({"fine_tune": True, "learning_rate": 1e-3}, [*TRIALS, "fine-tune", *WOVEN]),
         ({"fine_tune": True, "adapter": "adapts"}, [*TRIALS, "fine-tune", "adapts: reconstruction", "adapts"]),
         ({"adapter": "zero-shot"}, []),
     ],
@@ -110,6 +112,14 @@ def test_the_rate_of_fine_tuning_is_the_one_with_the_lowest_validation_error() -
     # every trial and the final run start from the untouched weights
     assert len(set(history[history["epoch"] == 0]["val_mse"])) == 1
     assert final["val_mse"].iloc[1] == pytest.approx(tried["val_mse"].min(), rel=1e-6)
+
+
+def test_an_adapter_of_a_fine_tuned_backbone_learns_at_the_lower_rate() -> None:
+    rates = {
+        tuned: fitted(NormalisedToy(), fine_tune=tuned).history_.set_index("stage")["learning_rate"]["dualweaver"].max()
+        for tuned in (False, True)
+    }
+    assert rates == {False: stages.LEARNING_RATES["dualweaver"], True: stages.TUNED_RATE}
 
 
 def test_fine_tuning_that_only_does_harm_leaves_the_backbone_untouched(monkeypatch: pytest.MonkeyPatch) -> None:
