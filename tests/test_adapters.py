@@ -310,6 +310,8 @@ def test_the_loss_of_sampled_targets_is_that_of_all_in_the_mean_over_all_samples
             nn.init.uniform_(weights, 0.1, 0.6)
     sampled = DualWeaverAdapter(CHANNELS, [6, 0, 3, 2], dropout=0.0, channel_sample=2, **settings).double()
     sampled.load_state_dict(full.state_dict())
+    if sampled.weaver.context_filter is not None:
+        sampled.weaver.context_filter.strength.fill_(1)  # as in training
     windows = windows.double()
     reference = full.reference_loss(backbone, windows, CONTEXT, HORIZON) if full.needs_reference else None
 

@@ -104,23 +104,20 @@ class DualWeaverAdapter(Adapter):
         self, backbone: Backbone, window: Tensor, context_length: int, horizon: int, reference: Tensor | None
     ) -> Tensor:
         # one row a pair of surrogates: the loss is a sum over pairs, so that they can go through in pieces
-        start, stop = context_length, context_length + horizon
-        if self.native_loss:
-            start, stop = backbone.label_start(context_length), context_length + backbone.label_horizon(horizon)
-        context, labels = window[:, :context_length], window[:, start:stop]
-        pairs, label_pairs = (
-            self._pairs(self.weaver.context_surrogates(context)),
-            self._pairs(self.weaver.surrogates(labels)),
-        )
-        tensors = [pairs, label_pairs, (self.weaver.a + self.weaver.b).repeat(len(window))]
+        context, later = window[:, :context_length], window[:, context_length : context_length + horizon]
+        tensors = [self._pairs(self.weaver.context_surrogates(context))]
+        tensors.append((self.weaver.a + self.weaver.b).repeat(len(window)))
         if self.native_loss:
             assert reference is not None
-            tensors.append(reference.flatten())
+            end = context_length + backbone.label_horizon(horizon)
+            labels = self.weaver.surrogates(window[:, backbone.label_start(context_length) : end])
+            tensors += [self._pairs(labels), reference.flatten()]
             pair_losses = partial(self._native_losses, backbone, horizon)
         else:
-            tensors.append(self._own_series(labels))
+            tensors.append(self._own_series(later))
             if reference is not None:
-                tensors += [reference.flatten(), reference.mean(dim=0).clamp_min(1e-6).repeat(len(window))]
+                usual = reference.mean(dim=0).clamp_min(1e-6).repeat(len(window))
+                tensors += [self._pairs(self.weaver.surrogates(later)), reference.flatten(), usual]
             pair_losses = partial(self._reconstruction_losses, backbone, horizon)
         if self.training and self.channel_sample < len(self.targets):
             sampled = self._sampled_pairs(len(window))
@@ -142,7 +139,7 @@ class DualWeaverAdapter(Adapter):
         return series.unflatten(0, (2, -1))
 
     def _native_losses(
-        self, backbone: Backbone, horizon: int, context: Tensor, labels: Tensor, scale: Tensor, reference: Tensor
+        self, backbone: Backbone, horizon: int, context: Tensor, scale: Tensor, labels: Tensor, reference: Tensor
     ) -> Tensor:
         """Sum over pairs of (l1 + l2) / 2 + max(upper, l0)."""
         series, targets = (pairs.transpose(0, 1).flatten(0, 1) for pairs in (context, labels))
@@ -156,16 +153,16 @@ class DualWeaverAdapter(Adapter):
         backbone: Backbone,
         horizon: int,
         context: Tensor,
-        future: Tensor,
         scale: Tensor,
         truth: Tensor,
+        future: Tensor | None = None,
         reference: Tensor | None = None,
         usual: Tensor | None = None,
     ) -> Tensor:
         """Sum over pairs of the squared error and the bound's excess over `reference`, relative to the `usual` one."""
         first, second = self._per_surrogate(backbone(context.transpose(0, 1).flatten(0, 1), horizon))
         error = ((first - second) / scale[:, None] - truth).square().mean(dim=1)
-        if reference is not None and usual is not None:
+        if future is not None and reference is not None and usual is not None:
             one, other = ((part - future[:, at]).square().mean(dim=1) for at, part in enumerate((first, second)))
             excess = (surrogate_bound(one, other, scale, "squared") - reference).relu()
             error = error + self.regularisation * excess / usual
