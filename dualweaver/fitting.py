@@ -17,11 +17,10 @@ from dualweaver.backbones import Backbone, Forecast
 from dualweaver.cache import kept_for, remembered
 from dualweaver.calibration import Calibration
 from dualweaver.data.frames import Block
-from dualweaver.data.module import stride_for
 from dualweaver.data.windows import WindowDataset
 from dualweaver.effort import epoch_windows, validation_windows
-from dualweaver.errors import DataError, SettingError
-from dualweaver.notices import notify
+from dualweaver.errors import SettingError
+from dualweaver.fit_windows import VALUES_AT_ONCE, choose_context, fit_scaler, make_windows, validation_start
 from dualweaver.pipeline import Pipeline, context_spread, forecast_windows, mix_targets
 from dualweaver.planning.search import plan_stages
 from dualweaver.precision import choose_precision
@@ -32,7 +31,6 @@ from dualweaver.stages import make_stages, train_stages
 __all__ = ["Fitted", "Rung", "fit_pipeline"]
 
 VALIDATION_VALUES = 2**22  # forecast values kept in memory at most when validation is scored
-VALUES_AT_ONCE = 2**17  # cells that are scaled in one go: a copy of the whole table would double the memory
 
 
 @dataclass(frozen=True)
@@ -65,6 +63,31 @@ class Fitted:
         return self.chosen.pipeline
 
 
+@dataclass(frozen=True)
+class _Task:
+    """What all rungs of a fit have in common: the frozen model, the windows, and how zero-shot does on them.
+
+    Attributes:
+        targets: positions of the channels to forecast.
+        untouched, baseline, calibration: zero-shot's forecasts of the validation windows, their error per target, and
+            offsets of their quantiles.
+        truth: of validation windows, `[window, step, target]`.
+        spread: `context_spread` of their contexts.
+    """
+
+    backbone: Backbone
+    targets: Sequence[int]
+    scaler: StandardScaler
+    context_length: int
+    train: WindowDataset
+    validation: WindowDataset
+    untouched: Forecast
+    truth: torch.Tensor
+    spread: npt.NDArray[np.float64]
+    baseline: npt.NDArray[np.float64]
+    calibration: Calibration
+
+
 def fit_pipeline(
     backbone: Backbone,
     blocks: Sequence[Block],
@@ -82,67 +105,84 @@ def fit_pipeline(
     """
     if resume is not None and settings.devices > 1:
         raise SettingError("resume keeps the fit of one process: with devices > 1 do without it")
-    borders = [_validation_start(len(block.index), settings) for block in blocks]
-    channels = blocks[0].values.shape[1]
-    adapter = settings.make_adapter(channels, targets)
-    stages = [stage for rung in settings.rungs() for stage in make_stages(rung.make_adapter(channels, targets), rung)]
-    future = max((stage.future_steps(backbone, settings.horizon) for stage in stages), default=0)
-    context = _context_for(backbone, [len(block.index) for block in blocks], borders, future, settings)
-    scaler = _fit_scaler([block.values[:border] for block, border in zip(blocks, borders, strict=True)])
-    series = max((stage.series_per_step for stage in stages), default=len(targets))
-    wanted = validation_windows(epoch_windows(backbone, context, settings.horizon, series))
-    wanted = min(wanted, max(1, VALIDATION_VALUES // (settings.horizon * len(targets))))
-    train, validation = _datasets(blocks, borders, scaler, context, future, settings.horizon, wanted)
-    truth = validation.windows[validation.starts, context:].index_select(-1, torch.as_tensor(targets))
-
-    def zero_shot(backbone: Backbone) -> Forecast:
-        plain = ZeroShot(channels, targets)
-        plain.series_at_once = adapter.series_at_once
-        return _zero_shot(plain, backbone, validation, context, settings.seed)
-
-    if settings.loaded_precision == "auto":
-        backbone = choose_precision(backbone, lambda model: float(_channel_error(zero_shot(model).mean, truth).mean()))
+    task = _make_task(backbone, blocks, targets, settings)
     if resume is not None:
-        resume.claim(describe_fit(settings, backbone, scaler, list(targets), train, validation))
-    untouched = zero_shot(backbone)
-    spread = _spreads(validation, context, targets)
-    baseline = _channel_error(untouched.mean, truth)
-    plain_calibration = _calibrate(untouched, truth, spread)
-
-    def train_rung(rung: FitSettings, tuned: Backbone | None) -> tuple[Rung, bool]:
-        adapter = rung.make_adapter(channels, targets)
-        stages = make_stages(adapter, rung)
-        if rung.memory_budget is not None:
-            plan_stages(stages, backbone, rung, context, None if resume is None else resume.path)
-        # a backbone that is trained is a copy: the caller's, and what zero-shot means, stay as they are
-        inner = tuned or (copy.deepcopy(backbone) if rung.trains_backbone else backbone)
-        nowhere = np.zeros(len(targets), dtype=bool)
-        pipeline = Pipeline(inner, adapter, scaler, context, backbone, nowhere, seed=settings.seed)
-        pipeline.untouched_calibration = pipeline.calibration = plain_calibration
-        left = stages if tuned is None else stages[-1:]
-        place = "" if tuned is None else "fine-tuned: "
-        history, interrupted = train_stages(left, pipeline, train, validation, rung, resume, place)
-        error = baseline
-        if stages:
-            adapted, _ = forecast_windows(adapter, inner, validation, context, seed=settings.seed)
-            adapted_error = _channel_error(adapted.mean, truth)
-            pipeline.fallback = ~(adapted_error < baseline)
-            error = np.where(pipeline.fallback, baseline, adapted_error)
-            forecast = mix_targets(adapted, untouched, np.flatnonzero(pipeline.fallback))
-            pipeline.calibration = _calibrate(forecast, truth, spread)
-        return Rung(rung, pipeline, error, history), interrupted
-
+        resume.claim(describe_fit(settings, task.backbone, task.scaler, list(targets), task.train, task.validation))
     rungs: list[Rung] = []
     tuned: Backbone | None = None
-    for wanted_rung in settings.rungs():
-        rung, interrupted = train_rung(wanted_rung, tuned)
+    for wanted in settings.rungs():
+        rung, interrupted = _train_rung(task, wanted, tuned, resume)
         rungs.append(rung)
-        tuned = rung.pipeline.backbone if wanted_rung.trains_backbone else None
+        tuned = rung.pipeline.backbone if wanted.trains_backbone else None
         if interrupted:
             break
     chosen = min(rungs, key=lambda rung: float(rung.error.mean()))
     history = pd.concat([rung.history for rung in rungs], ignore_index=True) if len(rungs) > 1 else rungs[0].history
-    return Fitted(chosen, rungs, history, _scores(chosen, baseline))
+    return Fitted(chosen, rungs, history, _scores(chosen, task.baseline))
+
+
+def _make_task(backbone: Backbone, blocks: Sequence[Block], targets: Sequence[int], settings: FitSettings) -> _Task:
+    borders = [validation_start(len(block.index), settings) for block in blocks]
+    channels = blocks[0].values.shape[1]
+    stages = [stage for rung in settings.rungs() for stage in make_stages(rung.make_adapter(channels, targets), rung)]
+    future = max((stage.future_steps(backbone, settings.horizon) for stage in stages), default=0)
+    context = choose_context(backbone, [len(block.index) for block in blocks], borders, future, settings)
+    scaler = fit_scaler([block.values[:border] for block, border in zip(blocks, borders, strict=True)])
+    series = max((stage.series_per_step for stage in stages), default=len(targets))
+    wanted = validation_windows(epoch_windows(backbone, context, settings.horizon, series))
+    wanted = min(wanted, max(1, VALIDATION_VALUES // (settings.horizon * len(targets))))
+    train, validation = make_windows(blocks, borders, scaler, context, future, settings.horizon, wanted)
+    truth = validation.windows[validation.starts, context:].index_select(-1, torch.as_tensor(targets))
+
+    def zero_shot(backbone: Backbone) -> Forecast:
+        plain = ZeroShot(channels, targets)
+        plain.series_at_once = settings.series_at_once
+        return _zero_shot(plain, backbone, validation, context, settings.seed)
+
+    if settings.loaded_precision == "auto":
+        backbone = choose_precision(backbone, lambda model: float(_channel_error(zero_shot(model).mean, truth).mean()))
+    untouched = zero_shot(backbone)
+    spread = _spreads(validation, context, targets)
+    return _Task(
+        backbone,
+        targets,
+        scaler,
+        context,
+        train,
+        validation,
+        untouched,
+        truth,
+        spread,
+        baseline=_channel_error(untouched.mean, truth),
+        calibration=_calibrate(untouched, truth, spread),
+    )
+
+
+def _train_rung(
+    task: _Task, rung: FitSettings, tuned: Backbone | None, resume: ResumeFolder | None
+) -> tuple[Rung, bool]:
+    """One rung, and whether the user stopped its training; `tuned` is the model that the rung before has fine-tuned."""
+    adapter = rung.make_adapter(task.train.values.shape[1], task.targets)
+    stages = make_stages(adapter, rung)
+    if rung.memory_budget is not None:
+        plan_stages(stages, task.backbone, rung, task.context_length, None if resume is None else resume.path)
+    # a backbone that is trained is a copy: the caller's, and what zero-shot means, stay as they are
+    inner = tuned or (copy.deepcopy(task.backbone) if rung.trains_backbone else task.backbone)
+    nowhere = np.zeros(len(task.targets), dtype=bool)
+    pipeline = Pipeline(inner, adapter, task.scaler, task.context_length, task.backbone, nowhere, seed=rung.seed)
+    pipeline.untouched_calibration = pipeline.calibration = task.calibration
+    left = stages if tuned is None else stages[-1:]
+    place = "" if tuned is None else "fine-tuned: "
+    history, interrupted = train_stages(left, pipeline, task.train, task.validation, rung, resume, place)
+    error = task.baseline
+    if stages:
+        adapted, _ = forecast_windows(adapter, inner, task.validation, task.context_length, seed=rung.seed)
+        adapted_error = _channel_error(adapted.mean, task.truth)
+        pipeline.fallback = ~(adapted_error < task.baseline)
+        error = np.where(pipeline.fallback, task.baseline, adapted_error)
+        forecast = mix_targets(adapted, task.untouched, np.flatnonzero(pipeline.fallback))
+        pipeline.calibration = _calibrate(forecast, task.truth, task.spread)
+    return Rung(rung, pipeline, error, history), interrupted
 
 
 def _zero_shot(plain: ZeroShot, backbone: Backbone, windows: WindowDataset, context: int, seed: int) -> Forecast:
@@ -167,114 +207,6 @@ def _spreads(windows: WindowDataset, context: int, targets: Sequence[int]) -> np
     chunks = torch.arange(len(windows)).split(VALUES_AT_ONCE // (windows.length * windows.values.shape[1]) or 1)
     contexts = (windows.__getitems__(chunk.tolist())[:, :context] for chunk in chunks)
     return np.concatenate([context_spread(part, np.asarray(targets)) for part in contexts])
-
-
-def _validation_start(rows: int, settings: FitSettings) -> int:
-    """First validation row; 0 where an entity is too short to train on."""
-    size = settings.validation_size
-    return max(0, rows - max(settings.horizon, int(rows * size) if isinstance(size, float) else size))
-
-
-def _rows_needed(training_rows: int, settings: FitSettings) -> int:
-    """The fewest rows of an entity that leave so many before its validation rows."""
-    rows = training_rows + settings.horizon
-    while _validation_start(rows, settings) < training_rows:
-        rows += training_rows - _validation_start(rows, settings)
-    return rows
-
-
-def _context_for(
-    backbone: Backbone, rows: Sequence[int], borders: Sequence[int], future: int, settings: FitSettings
-) -> int:
-    """The context asked for, shortened where the longest training part has no room for it and `future` steps."""
-    wanted = settings.context_length or backbone.context_length
-    if not backbone.min_context <= wanted <= backbone.context_length:  # a backbone object, made for another context
-        raise SettingError(
-            f"context_length={wanted}: the {backbone.name!r} backbone handed in takes {backbone.min_context} to "
-            f"{backbone.context_length} steps"
-        )
-    room = max(borders) - future
-    if room >= wanted:
-        return wanted
-    # half of what is left becomes windows, so that training sees more than a single one
-    shortened = max(backbone.min_context, room // 2 if future else room)
-    if shortened > room:
-        ahead = f"a horizon of {settings.horizon}"
-        if future > settings.horizon:
-            ahead = f"the {future} steps ahead that the backbone's own loss looks at"
-        raise DataError(
-            f"{max(rows)} rows are too few: at least {_rows_needed(backbone.min_context + future, settings)} are "
-            f"needed for a context of {backbone.min_context} steps (the least that the backbone {backbone.name!r} "
-            f"takes), {ahead} and validation_size={settings.validation_size}"
-        )
-    notify(f"the frame has room for a context of {shortened} steps only, instead of {wanted}")
-    return shortened
-
-
-def _fit_scaler(parts: Sequence[npt.NDArray[np.float64]]) -> StandardScaler:
-    """Mean and deviation of every channel over the training rows.
-
-    A channel that never moves is scaled by its size instead, so that its later moves are of a harmless size too.
-    """
-    scaler = StandardScaler()
-    for part in parts:
-        for rows in _pieces(len(part), part.shape[1]):
-            scaler.partial_fit(part[rows])
-    still = ~np.isclose(scaler.scale_**2, scaler.var_, rtol=1e-3, atol=0)  # where scikit-learn took 1 for it
-    scaler.scale_[still & (scaler.mean_ != 0)] = np.abs(scaler.mean_[still & (scaler.mean_ != 0)])
-    return scaler
-
-
-def _pieces(rows: int, channels: int) -> list[slice]:
-    at_once = max(1, VALUES_AT_ONCE // channels)
-    return [slice(first, min(first + at_once, rows)) for first in range(0, rows, at_once)]
-
-
-def _datasets(
-    blocks: Sequence[Block],
-    borders: Sequence[int],
-    scaler: StandardScaler,
-    context: int,
-    future: int,
-    horizon: int,
-    wanted: int,
-) -> tuple[WindowDataset, WindowDataset]:
-    """Training and validation windows, both views of one float32 table `[time, channel]` of all entities.
-
-    Training windows hold `future` steps after the context (0: nothing is trained), validation windows a horizon.
-    Validation windows forecast validation rows only; about `wanted` of them are kept.
-    """
-    values = torch.empty(sum(len(block.index) for block in blocks), blocks[0].values.shape[1])
-    heads, tails, first = [], [], 0
-    for block, border in zip(blocks, borders, strict=True):
-        rows = len(block.index)
-        for piece in _pieces(rows, values.shape[1]):
-            scaled = torch.from_numpy(scaler.transform(block.values[piece]))
-            values[first + piece.start : first + piece.stop] = scaled
-        heads.append(range(first, first + border))
-        tails.append(range(first + max(0, border - context), first + rows))
-        first += rows
-    length = context + horizon
-    stride = stride_for(sum(map(len, _starts(tails, length))), wanted)
-    validation = WindowDataset(values, _listed(_starts(tails, length, stride)), length)
-    train = WindowDataset(values, _listed(_starts(heads, context + future) if future else []), context + future)
-    for windows, needed in ((train, future), (validation, horizon)):
-        if needed and len(windows) == 0:
-            raise DataError(
-                f"no entity has {windows.length} consecutive rows for a context of {context} and {needed} steps ahead"
-            )
-    return train, validation
-
-
-def _starts(segments: Sequence[range], length: int, stride: int = 1) -> list[range]:
-    """First rows of the windows inside each segment of a table, as in `window_starts`: counted from its end."""
-    lasts = [(rows.start, rows.stop - length) for rows in segments]
-    return [range(first + (last - first) % stride, last + 1, stride) for first, last in lasts if last >= first]
-
-
-def _listed(starts: Sequence[range]) -> torch.Tensor:
-    parts = [torch.arange(part.start, part.stop, part.step) for part in starts]
-    return parts[0] if len(parts) == 1 else torch.cat([torch.empty(0, dtype=torch.int64), *parts])
 
 
 def _channel_error(forecast: torch.Tensor, truth: torch.Tensor) -> npt.NDArray[np.float64]:

@@ -88,6 +88,11 @@ class FitSettings:
         return "32" if self.trains_backbone else self.precision
 
     @property
+    def series_at_once(self) -> int | None:
+        """Limit of series that go through the backbone at once before there is a plan; None without a budget."""
+        return None if self.memory_budget is None else CAUTIOUS
+
+    @property
     def trains_backbone(self) -> bool:
         return self.fine_tune or self.adapter in (AUTO, FineTune.name)
 
@@ -109,5 +114,5 @@ class FitSettings:
             extra |= {"channel_sample": self.channel_sample, "context_filter": self.context_filter}
         with seeded(self.seed):
             adapter = make_adapter(name, channels, targets, **extra)
-        adapter.series_at_once = None if self.memory_budget is None else CAUTIOUS
+        adapter.series_at_once = self.series_at_once
         return adapter

@@ -21,6 +21,7 @@ from dualweaver.adapters import DualWeaverAdapter
 from dualweaver.backbones import Backbone, Forecast
 from dualweaver.data.module import WindowDataModule
 from dualweaver.data.windows import WindowDataset, window_starts
+from dualweaver.stages import FILTER_STRENGTHS
 from dualweaver.training import AdaptationModule, TrainingSettings
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -202,8 +203,9 @@ def test_16_past_covariates_cost_no_backbone_pass():
     model = weaver(toy, targets=["d"], max_epochs=1, window_stride=1, batch_size=64).fit(waves(columns="abcdefg"))
     training = len(range(CONTEXT + HORIZON, 320 + 1))
     validation = len(range(HORIZON, 80 + 1))
-    # scored before, after each epoch and once more for the fall-back, with 2 series; and by zero-shot, with 1
-    assert toy.series == 2 * training + (3 * 2 + 1) * validation
+    # scored before, after each epoch, at every strength of the filter and once more for the fall-back, with 2 series;
+    # and by zero-shot, with 1
+    assert toy.series == 2 * training + ((3 + len(FILTER_STRENGTHS)) * 2 + 1) * validation
     model.pipeline_.fallback[:] = False
     toy.series = 0
     assert model.predict().columns.tolist() == ["d"]
