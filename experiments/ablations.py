@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dualweaver.adapters import Adapter, DualWeaverAdapter
 from dualweaver.settings import FitSettings
-from dualweaver.weaver import Weaver
+from dualweaver.weaver import ContextFilter, Weaver
 
 __all__ = ["ABLATIONS", "FLIP", "ablated"]
 
@@ -38,10 +38,27 @@ def separate_dropout(adapter: DualWeaverAdapter) -> None:
     adapter.weaver.__class__ = _SeparateMasks
 
 
+class _WholeEdit(ContextFilter):
+    """Forecasts apply what training applies."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        forecasting, self.training = not self.training, True  # dropout, a module of its own, stays as it is
+        edit = super().forward(x)
+        self.training = not forecasting
+        return edit
+
+
+def whole_edit(adapter: DualWeaverAdapter) -> None:
+    """No share of the filter's edit is chosen."""
+    assert adapter.weaver.context_filter is not None
+    adapter.weaver.context_filter.__class__ = _WholeEdit
+
+
 ABLATIONS: dict[str, Callable[[DualWeaverAdapter], None]] = {
     "no-fusion": no_fusion,
     "equal-scales": equal_scales,
     "separate-dropout": separate_dropout,
+    "whole-edit": whole_edit,
 }
 
 

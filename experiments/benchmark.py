@@ -11,6 +11,9 @@ every test window once, and appends to the store, experiments/results.csv. With 
 is a row, and what validation chose is one more. A run that is in the store is not repeated. Errors are in units of the
 train rows' standard deviation, as published ones are.
 
+`--develop` moves all splits one part back: what the published protocol calls validation rows is scored, and the rows
+before them train and select. Test rows are not read; this is where variants of the method are compared.
+
 `--ahead` forecasts further than the horizon that was fitted, rolled forward.
 """
 
@@ -37,7 +40,7 @@ from dualweaver.calibration import edges_of, interpolate_levels
 from dualweaver.data.catalogue import describe_dataset, load_dataset
 from dualweaver.data.files import write_file
 from dualweaver.data.frames import Block
-from dualweaver.data.splits import split_borders
+from dualweaver.data.splits import Splits, split_borders
 from dualweaver.data.windows import WindowDataset
 from dualweaver.fitting import Fitted, fit_pipeline
 from dualweaver.pipeline import Pipeline, context_spread, mix_targets
@@ -60,6 +63,7 @@ def run(
     ablate: Annotated[str | None, typer.Option(help=", ".join([ablations.FLIP, *ablations.ABLATIONS]))] = None,
     noise: Annotated[float, typer.Option(help="share of the channels that noise replaces, train and test")] = 0.0,
     ahead: Annotated[list[int] | None, typer.Option(help="steps to score, as fitted by default")] = None,
+    develop: Annotated[bool, typer.Option(help="score validation rows, and fit on those before")] = False,
     test_stride: int = 1,
     store: Path = STORE,
 ) -> None:
@@ -68,15 +72,16 @@ def run(
     label = backbone.split(":")[0]
     keys = {"data": describe_dataset(data).name, "backbone": label, "seed": seed, "test_stride": test_stride}
     told = settings | ({"ablate": ablate} if ablate else {}) | ({"noise": noise} if noise else {})
+    told |= {"develop": True} if develop else {}
     ahead = ahead or [horizon]
     if all(_stored(store, {**keys, "horizon": steps, "settings": _told(told, horizon, steps)}) for steps in ahead):
         print("in the store already:", keys, told)
         return
     started = time.perf_counter()
-    fitted = fit(data, backbone, horizon, seed, settings, ablate, noise)
+    fitted = fit(data, backbone, horizon, seed, settings, ablate, noise, develop)
     seconds = round(time.perf_counter() - started, 1)
     for steps in ahead:
-        test = windows_to_score(data, fitted.pipeline, steps, noise)
+        test = windows_to_score(data, fitted.pipeline, steps, noise, develop)
         scored = {id(rung.pipeline): score(rung.pipeline, test, test_stride) for rung in fitted.rungs}
         rows = [(told, fitted.chosen)]
         if settings.get("adapter") == AUTO:
@@ -146,9 +151,10 @@ def fit(
     settings: dict[str, Any],
     ablate: str | None = None,
     noise: float = 0.0,
+    develop: bool = False,
 ) -> Fitted:
-    """What a fit on the published train and validation rows gives."""
-    values, splits = _values(data, noise)
+    """What a fit on the train and validation rows gives."""
+    values, splits = _values(data, noise, develop)
     known = values[: splits.validation.stop]
     model = DualWeaver(backbone, horizon, seed=seed, validation_size=len(splits.validation), verbose=False, **settings)
     block = Block(None, pd.RangeIndex(len(known)), known, np.ones(known.shape, dtype=bool))
@@ -157,9 +163,11 @@ def fit(
     return fit_pipeline(loaded, [block], list(range(values.shape[1])), checked)
 
 
-def windows_to_score(data: str, pipeline: Pipeline, ahead: int, noise: float = 0.0) -> WindowDataset:
+def windows_to_score(
+    data: str, pipeline: Pipeline, ahead: int, noise: float = 0.0, develop: bool = False
+) -> WindowDataset:
     """All windows whose `ahead` steps lie in the test rows, scaled."""
-    values, splits = _values(data, noise)
+    values, splits = _values(data, noise, develop)
     scaled = pipeline.scale(values[splits.test.start - pipeline.context_length : splits.test.stop])
     length = pipeline.context_length + ahead
     return WindowDataset(scaled, np.arange(len(scaled) - length + 1), length)
@@ -170,13 +178,18 @@ def noisy_channels(channels: int, share: float) -> npt.NDArray[np.int64]:
     return np.random.default_rng(0).permutation(channels)[: round(share * channels)]
 
 
-def _values(data: str, noise: float = 0.0) -> tuple[npt.NDArray[np.float64], Any]:
+def _values(data: str, noise: float, develop: bool) -> tuple[npt.NDArray[np.float64], Splits]:
     # a gap has no truth to score: filled as `DualWeaver.fit` would
     values = load_dataset(data).interpolate(limit_direction="both").to_numpy(float, copy=True)
     replaced = noisy_channels(values.shape[1], noise)
     white = np.random.default_rng(1).normal(size=(len(values), len(replaced)))
     values[:, replaced] = values[:, replaced].mean(axis=0) + white * values[:, replaced].std(axis=0)
-    return values, split_borders(len(values), describe_dataset(data).split)
+    splits = split_borders(len(values), describe_dataset(data).split)
+    if develop:
+        train, scored = splits.train.stop, splits.validation
+        splits = Splits(range(train - len(scored)), range(train - len(scored), train), scored)
+        values = values[: scored.stop]
+    return values, splits
 
 
 def score(pipeline: Pipeline, windows: WindowDataset, stride: int) -> dict[str, float]:

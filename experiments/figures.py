@@ -42,12 +42,19 @@ METHODS = {
 }
 ABLATIONS = {
     "default": "{}",
+    "all of the filter's edit": '{"ablate": "whole-edit"}',
     "no filter": '{"context_filter": false}',
     "no fusion (F = 0)": '{"ablate": "no-fusion"}',
     "neither": '{"ablate": "no-fusion", "context_filter": false}',
     "a = b = 1": '{"ablate": "equal-scales"}',
     "separate dropout masks": '{"ablate": "separate-dropout"}',
     "with the regulariser": '{"regularisation": 0.1}',
+    "CNN": '{"fusion": "cnn"}',
+}
+DEVELOPED = {
+    "default": '{"develop": true}',
+    "all of the filter's edit": '{"ablate": "whole-edit", "develop": true}',
+    "no filter": '{"context_filter": false, "develop": true}',
 }
 
 app = typer.Typer(add_completion=False, help=__doc__, rich_markup_mode=None)
@@ -101,6 +108,8 @@ def tables() -> None:
         benchmark.to_markdown(by_set(rows, METHODS, "validation_gain")),
         "\n## Ablations of the default, test gain\n",
         benchmark.to_markdown(by_set(rows[rows["seed"] == 0], ABLATIONS, "gain")),
+        "\n## How much of the edit: gain on validation rows, fitted and chosen on the rows before (`--develop`)\n",
+        benchmark.to_markdown(by_set(rows, DEVELOPED, "gain")),
         "\n## Further ahead, rolled forward from the adapter for 96 steps\n",
         benchmark.to_markdown(further(rows)),
         "\n## Noise in the place of channels: test error of the others, against the run without noise\n",
