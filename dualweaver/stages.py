@@ -29,7 +29,8 @@ __all__ = ["fit_reconstruction", "make_stages", "train_stages"]
 SERIES_PER_BATCH = 2048  # series that carry gradients at once; wider batches are accumulated
 
 LEARNING_RATES = {"dualweaver": 3e-3, "adapts": 1e-3}
-TUNED_RATE = 1e-3  # at most, around a fine-tuned backbone, which has left less to learn
+# Around a fine-tuned backbone, which has left less to learn; a few steps at that rate would get nowhere.
+TUNED_RATE, TUNED_STEPS = 1e-3, 16
 FINE_TUNING_RATES = (1e-5, 1e-4, 1e-3)  # each is tried for one epoch, where the user names none
 
 FILTER_STRENGTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -86,17 +87,19 @@ def train_stages(
             name = f"{adapter.name}: reconstruction"
             history += _named(name, _reconstruct(adapter, seen, unseen, settings.seed, _stage(resume, name)))
         rate = settings.learning_rate if adapter is pipeline.adapter else None
+        stride = _stride(adapter, pipeline, train, settings)
         if rate is None and isinstance(adapter, FineTune):
-            rate, trials = _choose_rate(adapter, pipeline, train, validation, settings, resume)
+            rate, trials = _choose_rate(adapter, pipeline, train, validation, settings, stride, resume)
             history += trials
             if rate is None:
                 interrupted = True
                 break
         if rate is None:
-            rate = LEARNING_RATES[adapter.name]
-            rate = min(rate, TUNED_RATE) if settings.fine_tune else rate
+            steps = math.ceil(len(train) / stride / settings.batch_size)
+            slow = settings.fine_tune and steps >= TUNED_STEPS
+            rate = min(LEARNING_RATES[adapter.name], TUNED_RATE if slow else math.inf)
         name = place + adapter.name
-        trained = _train_stage(adapter, pipeline, train, validation, settings, rate, _stage(resume, name))
+        trained = _train_stage(adapter, pipeline, train, validation, settings, stride, rate, _stage(resume, name))
         history += _named(name, trained.history)
         if interrupted := trained.interrupted:
             break
@@ -111,6 +114,7 @@ def _choose_rate(
     train: WindowDataset,
     validation: WindowDataset,
     settings: FitSettings,
+    stride: int,
     resume: ResumeFolder | None,
 ) -> tuple[float | None, History]:
     """The learning rate with the lowest validation error after one epoch, each tried on the untouched weights.
@@ -122,7 +126,7 @@ def _choose_rate(
     for rate in FINE_TUNING_RATES:
         name = f"{adapter.name}: trial of {rate:g}"
         stage = _stage(resume, name, weights=False)
-        course = _train_stage(adapter, pipeline, train, validation, settings, rate, stage, max_epochs=1)
+        course = _train_stage(adapter, pipeline, train, validation, settings, stride, rate, stage, max_epochs=1)
         pipeline.backbone.load_state_dict(pipeline.untouched.state_dict())
         history += _named(name, course.history)
         if course.interrupted:
@@ -153,13 +157,11 @@ def _train_stage(
     train: WindowDataset,
     validation: WindowDataset,
     settings: FitSettings,
+    stride: int,
     rate: float,
     stage: Stage | None,
     max_epochs: int | None = None,
 ) -> BestWeights:
-    wanted = epoch_windows(
-        pipeline.backbone, pipeline.context_length, settings.horizon, adapter.series_per_step, len(train)
-    )
     at_once = max(1, SERIES_PER_BATCH // max(adapter.series_per_window, adapter.channels))
     own = settings.batch_size // settings.devices
     accumulate = math.ceil(own / at_once)
@@ -170,7 +172,7 @@ def _train_stage(
     data = WindowDataModule(
         train,
         validation,
-        stride=settings.window_stride or stride_for(len(train), wanted),
+        stride=stride,
         batch_size=math.ceil(own / accumulate),
         validation_batch_size=at_once,
         seed=settings.seed,
@@ -197,6 +199,13 @@ def _train_stage(
             stage=stage,
             references=_references(adapter, pipeline, train, settings) if adapter.needs_reference else None,
         )
+
+
+def _stride(adapter: Adapter, pipeline: Pipeline, train: WindowDataset, settings: FitSettings) -> int:
+    """Every so many windows are seen in an epoch."""
+    context, series = pipeline.context_length, adapter.series_per_step
+    wanted = epoch_windows(pipeline.backbone, context, settings.horizon, series, len(train))
+    return settings.window_stride or stride_for(len(train), wanted)
 
 
 def _references(adapter: Adapter, pipeline: Pipeline, train: WindowDataset, settings: FitSettings) -> Kept:

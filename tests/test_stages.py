@@ -114,12 +114,11 @@ def test_the_rate_of_fine_tuning_is_the_one_with_the_lowest_validation_error() -
     assert final["val_mse"].iloc[1] == pytest.approx(tried["val_mse"].min(), rel=1e-6)
 
 
-def test_an_adapter_of_a_fine_tuned_backbone_learns_at_the_lower_rate() -> None:
-    rates = {
-        tuned: fitted(NormalisedToy(), fine_tune=tuned).history_.set_index("stage")["learning_rate"]["dualweaver"].max()
-        for tuned in (False, True)
-    }
-    assert rates == {False: stages.LEARNING_RATES["dualweaver"], True: stages.TUNED_RATE}
+@pytest.mark.parametrize(("tuned", "batch", "lower"), [(False, 8, False), (True, 8, True), (True, 32, False)])
+def test_around_a_fine_tuned_backbone_many_steps_go_at_a_lower_rate(tuned: bool, batch: int, lower: bool) -> None:
+    history = fitted(NormalisedToy(), fine_tune=tuned, batch_size=batch).history_.set_index("stage")
+    usual = stages.LEARNING_RATES["dualweaver"]
+    assert history["learning_rate"]["dualweaver"].max() == (stages.TUNED_RATE if lower else usual)
 
 
 def test_fine_tuning_that_only_does_harm_leaves_the_backbone_untouched(monkeypatch: pytest.MonkeyPatch) -> None:
