@@ -95,9 +95,7 @@ def train_stages(
                 interrupted = True
                 break
         if rate is None:
-            steps = math.ceil(len(train) / stride / settings.batch_size)
-            slow = settings.fine_tune and steps >= TUNED_STEPS
-            rate = min(LEARNING_RATES[adapter.name], TUNED_RATE if slow else math.inf)
+            rate = _usual_rate(adapter, settings, steps=math.ceil(len(train) / stride / settings.batch_size))
         name = place + adapter.name
         trained = _train_stage(adapter, pipeline, train, validation, settings, stride, rate, _stage(resume, name))
         history += _named(name, trained.history)
@@ -106,6 +104,12 @@ def train_stages(
         if isinstance(adapter, DualWeaverAdapter) and trained.best_epoch > 0:
             history += _choose_strength(adapter, name, pipeline, validation, settings.seed)
     return pd.DataFrame(history, columns=COLUMNS), interrupted
+
+
+def _usual_rate(adapter: Adapter, settings: FitSettings, steps: int) -> float:
+    """The learning rate of an adapter, where the user names none, for so many steps an epoch."""
+    slow = settings.fine_tune and steps >= TUNED_STEPS
+    return min(LEARNING_RATES[adapter.name], TUNED_RATE if slow else math.inf)
 
 
 def _choose_rate(
