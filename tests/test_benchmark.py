@@ -1,0 +1,111 @@
+"""The runner of the study: what a run stores, what is not run again, and which rows it may see."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from toy_backbones import NormalisedToy
+
+from dualweaver.adapters import DualWeaverAdapter
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+EXPERIMENTS = Path(__file__).parents[1] / "experiments"
+CONTEXT, HORIZON, ROWS = 12, 4, 600
+
+
+def table(test_value: float | None = None) -> pd.DataFrame:
+    steps = np.arange(ROWS)[:, None] / 4 + np.arange(3)
+    values = np.sin(steps) + np.random.default_rng(0).normal(0, 0.3, (ROWS, 3))
+    if test_value is not None:
+        values[int(0.8 * ROWS) :] = test_value
+    return pd.DataFrame(values, columns=list("abc"), index=pd.date_range("2024", periods=ROWS, freq="h"))
+
+
+@pytest.fixture
+def runner(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """benchmark.py on a small table with a toy backbone."""
+    monkeypatch.syspath_prepend(str(EXPERIMENTS))
+    module = importlib.import_module("benchmark")
+    monkeypatch.setattr(module, "load_dataset", lambda name: table())
+    monkeypatch.setattr(module, "load_backbone", lambda *args, **settings: NormalisedToy(CONTEXT, HORIZON))
+    return module
+
+
+def run(runner: ModuleType, store: Path, *change: str, **options: Any) -> pd.DataFrame:
+    # Weather's split is 70, 10 and 20 per cent of whatever rows there are
+    told = ["max_epochs=2", f"context_length={CONTEXT}", *change]
+    runner.run("Weather", backbone="ttm", horizon=HORIZON, change=told, store=store, **options)
+    return pd.read_csv(store)
+
+
+def test_a_run_is_a_row_that_is_not_run_again(runner, tmp_path, monkeypatch):
+    first = run(runner, tmp_path / "store.csv")
+    assert len(first) == 1
+    assert first["test_mse"].item() > 0
+    assert len(first["channel_mse"].item().split()) == 3
+    with monkeypatch.context() as patch:
+        patch.setattr(runner, "fit", lambda *args: pytest.fail("fitted again"))
+        pd.testing.assert_frame_equal(run(runner, tmp_path / "store.csv"), first)
+    assert len(run(runner, tmp_path / "store.csv", seed=1)) == 2
+
+
+def test_every_rung_of_auto_is_a_row(runner, tmp_path):
+    rows = run(runner, tmp_path / "store.csv", "adapter=auto")
+    told = [json.loads(text) for text in rows["settings"]]
+    assert [(row.get("adapter"), row.get("fine_tune")) for row in told] == [
+        ("auto", None),
+        (None, None),
+        ("fine-tune", None),
+        (None, True),
+    ]
+    assert rows["val_mse"][0] == rows["val_mse"][1:].min()
+
+
+def test_development_runs_do_not_see_the_test_rows(runner, tmp_path, monkeypatch):
+    expected = run(runner, tmp_path / "one.csv", develop=True)
+    monkeypatch.setattr(runner, "load_dataset", lambda name: table(test_value=1e6))
+    found = run(runner, tmp_path / "other.csv", develop=True)
+    assert found["test_mse"].tolist() == expected["test_mse"].tolist()
+    scored = run(runner, tmp_path / "other.csv")
+    assert scored["test_zero_shot_mse"].iloc[1] != expected["test_zero_shot_mse"].item()
+
+
+def test_the_ablation_of_the_strength_forecasts_with_the_whole_edit(runner):
+    ablations = importlib.import_module("ablations")
+    x, backbone = (
+        torch.randn(2, CONTEXT, 3, generator=torch.Generator().manual_seed(0)),
+        NormalisedToy(CONTEXT, HORIZON),
+    )
+    torch.manual_seed(0)
+    adapter = DualWeaverAdapter(3, range(3)).eval()
+    edit = adapter.weaver.context_filter
+    assert edit is not None
+    torch.nn.init.normal_(edit.write.weight)
+    share = adapter(backbone, x, HORIZON)
+    edit.strength.fill_(1)
+    whole = adapter(backbone, x, HORIZON)
+    edit.strength.fill_(0.5)
+    ablations.whole_edit(adapter)
+    assert not torch.allclose(share, whole)
+    torch.testing.assert_close(adapter(backbone, x, HORIZON), whole)
+    assert not edit.training
+
+
+def test_tables_tell_gains_by_method_and_data_set(runner, tmp_path):
+    figures = importlib.import_module("figures")
+    run(runner, tmp_path / "store.csv")
+    run(runner, tmp_path / "store.csv", seed=1)
+    rows = figures.store(tmp_path / "store.csv")
+    rows["horizon"], rows["settings"] = 96, "{}"
+    shown = figures.by_set(rows, {"ours": "{}"}, "gain")
+    expected = 100 * (1 - rows["test_mse"] / rows["test_zero_shot_mse"])
+    assert shown["Weather"].tolist() == [f"{expected.mean():.2f} ± {expected.std():.2f}"]
