@@ -57,6 +57,12 @@ DEVELOPED = {
     "no filter": '{"context_filter": false, "develop": true}',
 }
 
+PAIRS = [
+    ("DualWeaver (default)", "paper's objective"),
+    ("DualWeaver (default)", "AdaPTS"),
+    ("fine-tuned, DualWeaver", "fine-tuned"),
+]
+
 app = typer.Typer(add_completion=False, help=__doc__, rich_markup_mode=None)
 
 
@@ -87,6 +93,20 @@ def by_set(rows: pd.DataFrame, methods: dict[str, str], value: str) -> pd.DataFr
     return pd.DataFrame(lines)
 
 
+def against(rows: pd.DataFrame) -> pd.DataFrame:
+    """By how many per cent the seed mean of one method's test errors lies below that of another."""
+    lines = []
+    for ours, other in PAIRS:
+        errors = [
+            rows[(rows["settings"] == METHODS[name]) & (rows["horizon"] == 96)].groupby("data")["test_mse"].mean()
+            for name in (ours, other)
+        ]
+        below = (100 * (1 - errors[0] / errors[1])).reindex(SETS)
+        cells = {data: f"{below[data]:.2f}" for data in SETS}
+        lines.append({"method": ours, "against": other, **cells, "six sets": f"{below[WITHOUT_EXCHANGE].mean():.2f}"})
+    return pd.DataFrame(lines)
+
+
 @app.command()
 def tables() -> None:
     """Write study.md."""
@@ -102,6 +122,8 @@ def tables() -> None:
         benchmark.to_markdown(zero.reset_index()),
         "\n## Test gain\n",
         benchmark.to_markdown(by_set(rows, METHODS, "gain")),
+        "\n## One method against another, test error\n",
+        benchmark.to_markdown(against(rows)),
         "\n## Test gain without falling back\n",
         benchmark.to_markdown(by_set(rows, METHODS, "unguarded_gain")),
         "\n## Validation gain\n",
@@ -128,23 +150,28 @@ def further(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def noise(rows: pd.DataFrame) -> pd.DataFrame:
-    """Errors of the channels that no run replaced, in per cent of those of the same method without noise."""
-    lines = []
+    """Errors of the channels that no run replaced, against the same method without noise and against zero-shot."""
+    names, lines = {settings: name for name, settings in METHODS.items()}, []
     for _, row in rows[rows["settings"].str.contains('"noise"')].iterrows():
         told = benchmark.json.loads(row["settings"])
         share = told.pop("noise")
-        same = (rows["settings"] == benchmark.json.dumps(told, sort_keys=True)) & (rows["horizon"] == row["horizon"])
+        settings = benchmark.json.dumps(told, sort_keys=True)
+        same = (rows["settings"] == settings) & (rows["horizon"] == row["horizon"])
         same &= (rows["data"] == row["data"]) & (rows["seed"] == row["seed"])
         if not same.any():
             continue
-        errors, clean_errors = (
-            np.array(text.split(), float) for text in (row["channel_mse"], rows[same]["channel_mse"].iloc[0])
+        errors, clean_errors, gains = (
+            np.array(text.split(), float)
+            for text in (row["channel_mse"], rows[same]["channel_mse"].iloc[0], row["channel_gains"])
         )
         kept = np.setdiff1d(np.arange(len(errors)), benchmark.noisy_channels(len(errors), 0.5))
         change = 100 * (errors[kept].mean() / clean_errors[kept].mean() - 1)
-        method = {settings: name for name, settings in METHODS.items()}[benchmark.json.dumps(told, sort_keys=True)]
-        lines.append({"data": row["data"], "method": method, "noisy channels, %": 100 * share, "change, %": change})
-    return pd.DataFrame(lines)
+        gain = 100 * (1 - errors[kept].mean() / (errors / (1 - gains))[kept].mean())
+        found = {"change of the error, %": change, "gain over zero-shot, %": gain}
+        lines.append({"data": row["data"], "method": names[settings], "noisy channels, %": 100 * share, **found})
+    by = ["data", "method", "noisy channels, %"]
+    grouped = pd.DataFrame(lines).groupby(by)
+    return grouped.mean().join(grouped.size().rename("seeds")).reset_index()
 
 
 @app.command()

@@ -8,6 +8,7 @@
 `fit` trains on the train rows and selects on the validation rows; with a checkpoint it goes on from there. `test`
 scores the test rows. Later files override earlier ones, options override files; `fit --help` lists all of them. Weights
 are those of a hub, unless an option or an environment variable (DUALWEAVER_TTM, DUALWEAVER_TIMER, ...) names a folder.
+The default adapter forecasts with half of what its filter learned: it is `DualWeaver.fit` that chooses the share.
 Logs are CSV files; `--trainer.logger TensorBoardLogger --trainer.logger.save_dir runs` takes TensorBoard, if installed.
 
 The paper's protocol goes on top of any data set; `sft.yaml` is its first stage, whose checkpoint the second one adapts:
