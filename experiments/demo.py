@@ -32,7 +32,7 @@ def main() -> None:
     held_out = HORIZON * WINDOWS
     print(f"{len(table)} hours x {table.shape[1]} channels; the last {held_out} hours are held out")
     started = time.perf_counter()
-    model = DualWeaver(backbone="fracast", horizon=HORIZON, max_epochs=6, seed=arguments.seed)
+    model = DualWeaver(backbone="fracast", horizon=HORIZON, max_epochs=3, seed=arguments.seed)
     model.fit(table.iloc[:-held_out])
     print(f"fitted in {time.perf_counter() - started:.0f} s on {torch.get_num_threads()} threads")
 
