@@ -14,7 +14,7 @@ from dualweaver.backbones.products import FLOP_FORMULAS
 
 __all__ = ["epoch_windows", "forward_cost", "validation_windows"]
 
-# Floating-point operations of the frozen model's forward pass in one epoch. On two cores twenty seconds of training.
+# Floating-point operations of the frozen model's forward pass in one epoch. On two cores about 20 s of training.
 EPOCH_BUDGET = {"cpu": 9e11, "accelerator": 1e14}
 MOST, USUAL, LEAST = 2048, 1024, 256  # training windows an epoch
 OVERLAP = 8  # beyond the usual number, one window in so many

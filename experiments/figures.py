@@ -54,7 +54,6 @@ ABLATIONS = {
 DEVELOPED = {
     "default": '{"develop": true}',
     "all of the filter's edit": '{"ablate": "whole-edit", "develop": true}',
-    "no filter": '{"context_filter": false, "develop": true}',
 }
 
 PAIRS = [

@@ -81,11 +81,8 @@ def test_development_runs_do_not_see_the_test_rows(runner, tmp_path, monkeypatch
 
 def test_the_ablation_of_the_strength_forecasts_with_the_whole_edit(runner):
     ablations = importlib.import_module("ablations")
-    x, backbone = (
-        torch.randn(2, CONTEXT, 3, generator=torch.Generator().manual_seed(0)),
-        NormalisedToy(CONTEXT, HORIZON),
-    )
     torch.manual_seed(0)
+    x, backbone = torch.randn(2, CONTEXT, 3), NormalisedToy(CONTEXT, HORIZON)
     adapter = DualWeaverAdapter(3, range(3)).eval()
     edit = adapter.weaver.context_filter
     assert edit is not None

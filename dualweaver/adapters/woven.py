@@ -104,9 +104,8 @@ class DualWeaverAdapter(Adapter):
         self, backbone: Backbone, window: Tensor, context_length: int, horizon: int, reference: Tensor | None
     ) -> Tensor:
         # one row a pair of surrogates: the loss is a sum over pairs, so that they can go through in pieces
-        context, later = window[:, :context_length], window[:, context_length : context_length + horizon]
-        tensors = [self._pairs(self.weaver.context_surrogates(context))]
-        tensors.append((self.weaver.a + self.weaver.b).repeat(len(window)))
+        pairs = self._pairs(self.weaver.context_surrogates(window[:, :context_length]))
+        tensors = [pairs, (self.weaver.a + self.weaver.b).repeat(len(window))]
         if self.native_loss:
             assert reference is not None
             end = context_length + backbone.label_horizon(horizon)
@@ -114,6 +113,7 @@ class DualWeaverAdapter(Adapter):
             tensors += [self._pairs(labels), reference.flatten()]
             pair_losses = partial(self._native_losses, backbone, horizon)
         else:
+            later = window[:, context_length : context_length + horizon]
             tensors.append(self._own_series(later))
             if reference is not None:
                 usual = reference.mean(dim=0).clamp_min(1e-6).repeat(len(window))
