@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +13,7 @@ import pandas as pd
 import torch
 from sklearn.preprocessing import StandardScaler
 
-from dualweaver.adapters import ZeroShot
+from dualweaver.adapters import AdaPTS, ZeroShot
 from dualweaver.backbones import Backbone, Forecast
 from dualweaver.cache import kept_for, remembered
 from dualweaver.calibration import Calibration
@@ -30,6 +31,10 @@ from dualweaver.stages import make_stages, train_stages
 
 __all__ = ["Fitted", "Rung", "fit_pipeline"]
 
+# A target with which the frozen model's forecasts correlate no more than this is noise to it, and counts little in
+# training, where its large errors would drown what there is to learn about the others. A little, as other channels may
+# tell its future.
+NOISE_CORRELATION, NOISE_WEIGHT = 0.05, 0.1
 VALIDATION_VALUES = 2**22  # forecast values kept in memory at most when validation is scored
 
 
@@ -73,6 +78,7 @@ class _Task:
             offsets of their quantiles.
         truth: of validation windows, `[window, step, target]`.
         spread: `context_spread` of their contexts.
+        weights: how much each target counts in training.
     """
 
     backbone: Backbone
@@ -86,6 +92,7 @@ class _Task:
     spread: npt.NDArray[np.float64]
     baseline: npt.NDArray[np.float64]
     calibration: Calibration
+    weights: torch.Tensor
 
 
 def fit_pipeline(
@@ -142,7 +149,10 @@ def _make_task(backbone: Backbone, blocks: Sequence[Block], targets: Sequence[in
     if settings.loaded_precision == "auto":
         backbone = choose_precision(backbone, lambda model: float(_channel_error(zero_shot(model).mean, truth).mean()))
     untouched = zero_shot(backbone)
-    spread = _spreads(validation, context, targets)
+    spread = _per_context(partial(context_spread, targets=np.asarray(targets)), validation, context)
+    centre = _per_context(
+        lambda contexts: contexts[..., list(targets)].double().mean(dim=1).numpy(), validation, context
+    )
     return _Task(
         backbone,
         targets,
@@ -155,6 +165,7 @@ def _make_task(backbone: Backbone, blocks: Sequence[Block], targets: Sequence[in
         spread,
         baseline=_channel_error(untouched.mean, truth),
         calibration=_calibrate(untouched, truth, spread),
+        weights=_target_weights(untouched.mean, truth, torch.from_numpy(centre)),
     )
 
 
@@ -164,6 +175,9 @@ def _train_rung(
     """One rung, and whether the user stopped its training; `tuned` is the model that the rung before has fine-tuned."""
     adapter = rung.make_adapter(task.train.values.shape[1], task.targets)
     stages = make_stages(adapter, rung)
+    for stage in stages:
+        if not isinstance(stage, AdaPTS):  # as published
+            stage.weights.copy_(task.weights)
     if rung.memory_budget is not None:
         plan_stages(stages, task.backbone, rung, task.context_length, None if resume is None else resume.path)
     # a backbone that is trained is a copy: the caller's, and what zero-shot means, stay as they are
@@ -202,11 +216,21 @@ def _calibrate(forecast: Forecast, truth: torch.Tensor, spread: npt.NDArray[np.f
     return Calibration.fit(truth.double().numpy(), forecast.mean.double().numpy(), quantiles, forecast.levels, spread)
 
 
-def _spreads(windows: WindowDataset, context: int, targets: Sequence[int]) -> npt.NDArray[np.float64]:
-    """`context_spread` of many windows, a few at a time."""
+def _per_context(
+    statistic: Callable[[torch.Tensor], npt.NDArray[np.float64]], windows: WindowDataset, context: int
+) -> npt.NDArray[np.float64]:
+    """A statistic `[window, target]` of the contexts of many windows, a few at a time."""
     chunks = torch.arange(len(windows)).split(VALUES_AT_ONCE // (windows.length * windows.values.shape[1]) or 1)
-    contexts = (windows.__getitems__(chunk.tolist())[:, :context] for chunk in chunks)
-    return np.concatenate([context_spread(part, np.asarray(targets)) for part in contexts])
+    return np.concatenate([statistic(windows.__getitems__(chunk.tolist())[:, :context]) for chunk in chunks])
+
+
+def _target_weights(forecast: torch.Tensor, truth: torch.Tensor, centre: torch.Tensor) -> torch.Tensor:
+    """How much each target counts, `[target]`; `centre` holds the means of the contexts, `[window, target]`."""
+    foreseen, happened = (values.double() - centre[:, None] for values in (forecast, truth))
+    sizes = foreseen.square().sum(dim=(0, 1)) * happened.square().sum(dim=(0, 1))
+    correlation = (foreseen * happened).sum(dim=(0, 1)) / sizes.sqrt()
+    weights = torch.where(correlation > NOISE_CORRELATION, 1.0, NOISE_WEIGHT)
+    return weights if (weights == 1).any() else torch.ones_like(weights)
 
 
 def _channel_error(forecast: torch.Tensor, truth: torch.Tensor) -> npt.NDArray[np.float64]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -18,6 +18,7 @@ from dualweaver.compilation import compiled
 from dualweaver.data.module import WindowDataModule, stride_for
 from dualweaver.data.windows import WindowDataset
 from dualweaver.effort import epoch_windows
+from dualweaver.interpolation import TRIAL_SHARE, Interpolation
 from dualweaver.pipeline import Pipeline, forecast_windows
 from dualweaver.planning.limits import processes
 from dualweaver.resume import ResumeFolder, Stage
@@ -33,7 +34,8 @@ LEARNING_RATES = {"dualweaver": 3e-3, "adapts": 1e-3}
 TUNED_RATE, TUNED_STEPS = 1e-3, 16
 FINE_TUNING_RATES = (1e-5, 1e-4, 1e-3)  # each is tried for one epoch, where the user names none
 
-FILTER_STRENGTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
+# What training arrived at goes too far: validation chooses between these shares of it.
+SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 # The pre-fit of AdaPTS. Each epoch sees random rows, so that its cost does not grow with the table.
 RECONSTRUCTION_EPOCHS, RECONSTRUCTION_PATIENCE = 300, 10
@@ -99,10 +101,14 @@ def train_stages(
         name = place + adapter.name
         trained = _train_stage(adapter, pipeline, train, validation, settings, stride, rate, _stage(resume, name))
         history += _named(name, trained.history)
-        if interrupted := trained.interrupted:
+        interrupted = trained.interrupted
+        take = _shares(adapter, pipeline) if trained.best_epoch > 0 else None
+        if interrupted:
+            if take is not None:
+                take(TRIAL_SHARE)
             break
-        if isinstance(adapter, DualWeaverAdapter) and trained.best_epoch > 0:
-            history += _choose_strength(adapter, name, pipeline, validation, settings.seed)
+        if take is not None:
+            history += _choose_share(take, adapter, name, pipeline, validation, settings.seed)
     return pd.DataFrame(history, columns=COLUMNS), interrupted
 
 
@@ -139,20 +145,32 @@ def _choose_rate(
     return min(errors, key=errors.__getitem__), history
 
 
-def _choose_strength(
-    adapter: DualWeaverAdapter, name: str, pipeline: Pipeline, validation: WindowDataset, seed: int
+def _shares(adapter: Adapter, pipeline: Pipeline) -> Callable[[float], object] | None:
+    """What makes forecasts apply a share of what training has found: of a filter's edit, or of fine-tuned weights."""
+    if isinstance(adapter, FineTune):
+        return Interpolation(pipeline.backbone, pipeline.untouched).take
+    if isinstance(adapter, DualWeaverAdapter) and adapter.weaver.context_filter is not None:
+        return adapter.weaver.context_filter.strength.fill_
+    return None
+
+
+def _choose_share(
+    take: Callable[[float], object],
+    adapter: Adapter,
+    name: str,
+    pipeline: Pipeline,
+    validation: WindowDataset,
+    seed: int,
 ) -> History:
-    """Leave a trained filter at the strength with the lowest validation error; one row a strength."""
-    if adapter.weaver.context_filter is None:
-        return []
-    strength = adapter.weaver.context_filter.strength
+    """Leave what was trained at the share with the lowest validation error; one row a share."""
     errors = {}
-    for value in FILTER_STRENGTHS:
-        strength.fill_(value)
+    for share in SHARES:
+        take(share)
         forecast, truth = forecast_windows(adapter, pipeline.backbone, validation, pipeline.context_length, seed=seed)
-        errors[value] = float((forecast.mean - truth).double().square().mean())
-    strength.fill_(min(errors, key=errors.__getitem__))
-    return [{"stage": f"{name}: filter at {value:g}", "epoch": 0, "val_mse": error} for value, error in errors.items()]
+        squared = (forecast.mean - truth).double().square().mean(dim=(0, 1))
+        errors[share] = float(adapter.weighted_mean(squared.to(adapter.weights.device)))
+    take(min(errors, key=errors.__getitem__))
+    return [{"stage": f"{name}: share {share:g}", "epoch": 0, "val_mse": error} for share, error in errors.items()]
 
 
 def _train_stage(
@@ -202,6 +220,7 @@ def _train_stage(
             label=adapter.name,
             stage=stage,
             references=_references(adapter, pipeline, train, settings) if adapter.needs_reference else None,
+            origin=pipeline.untouched if adapter.trains_backbone else None,
         )
 
 

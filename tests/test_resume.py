@@ -21,11 +21,11 @@ from toys import Toy, refusal, waves, weaver
 
 from dualweaver import DualWeaver, resume
 from dualweaver.cli import main
-from dualweaver.stages import FILTER_STRENGTHS
+from dualweaver.stages import SHARES
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-STRENGTHS = len(FILTER_STRENGTHS)  # forwards at the end of a stage
+TRIED = len(SHARES)  # forwards at the end of a stage
 STAGES: dict[str, dict[str, Any]] = {
     "paper": {"objective": "paper"},
     "sampled": {"channel_sample": 2},
@@ -99,14 +99,14 @@ def test_resume_changes_no_bit_and_trains_nothing_twice(name, tmp_path):
     again = Breaks()
     assert bits(model(again, **STAGES[name]).fit(waves(), resume=tmp_path)) == expected
     # the horizon, the cost of a forward, two scores, the strengths of the filter and two forecasts
-    assert again.forwards <= 10 + STRENGTHS < undisturbed.forwards
+    assert again.forwards <= 10 + TRIED < undisturbed.forwards
     assert all("done" in file or file == "resume.json" for file in names(tmp_path))
 
 
 def test_a_fit_goes_on_from_its_last_epoch_and_finished_stages_are_not_repeated(tmp_path):
     undisturbed = Breaks()
     expected = bits(model(undisturbed, fine_tune=True, max_epochs=8).fit(waves()))
-    killed(tmp_path, undisturbed.forwards - 3 - STRENGTHS, fine_tune=True, max_epochs=8)
+    killed(tmp_path, undisturbed.forwards - 3 - TRIED, fine_tune=True, max_epochs=8)
     kept = names(tmp_path)
     assert [name for name in kept if "epoch" in name] == ["dualweaver.epoch-0006", "dualweaver.epoch-0007"]
     assert [name for name in kept if "done" in name] == [
@@ -125,7 +125,7 @@ def test_early_stopping_survives_a_kill(tmp_path):
     undisturbed = Breaks()
     expected = bits(model(undisturbed, **settings).fit(waves()))
     assert len(json.loads(expected["history"])["epoch"]) < 40
-    killed(tmp_path, undisturbed.forwards - 8 - STRENGTHS, **settings)
+    killed(tmp_path, undisturbed.forwards - 8 - TRIED, **settings)
     assert bits(model(**settings).fit(waves(), resume=tmp_path)) == expected
 
 
@@ -143,11 +143,11 @@ def test_a_torn_checkpoint_is_passed_over_for_the_one_before(damage, tmp_path):
     undisturbed = Breaks()
     expected = bits(model(undisturbed).fit(waves()))
     folder = tmp_path / "resume"
-    killed(folder, undisturbed.forwards - 3 - STRENGTHS)
+    killed(folder, undisturbed.forwards - 3 - TRIED)
     newest = max(folder.glob("*.epoch-*"))
     content = newest.read_bytes()
     if damage == "of another fit":
-        killed(tmp_path / "other", undisturbed.forwards - 3 - STRENGTHS, seed=1)
+        killed(tmp_path / "other", undisturbed.forwards - 3 - TRIED, seed=1)
         foreign = max((tmp_path / "other").glob("*.epoch-*"))
         newest.unlink()
         (folder / foreign.name).write_bytes(foreign.read_bytes())
@@ -252,7 +252,7 @@ def test_a_folder_that_cannot_be_written_is_refused_before_training(number, tmp_
 def test_a_disk_that_fills_up_during_training_costs_a_notice_and_no_fit(tmp_path, monkeypatch):
     undisturbed = Breaks()
     expected = bits(model(undisturbed).fit(waves()))
-    killed(tmp_path, undisturbed.forwards - 8 - STRENGTHS)
+    killed(tmp_path, undisturbed.forwards - 8 - TRIED)
     before = {file.name: file.read_bytes() for file in tmp_path.glob("*.pt")}
     with monkeypatch.context() as patch:
         fail(patch, errno.ENOSPC, ".pt")

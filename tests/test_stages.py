@@ -57,7 +57,9 @@ def stage_names(model: DualWeaver) -> list[str]:
 
 
 TRIALS = [f"fine-tune: trial of {rate:g}" for rate in stages.FINE_TUNING_RATES]
-WOVEN = ["dualweaver", *(f"dualweaver: filter at {strength:g}" for strength in stages.FILTER_STRENGTHS)]
+TUNED, WOVEN = (
+    [name, *(f"{name}: share {share:g}" for share in stages.SHARES)] for name in ("fine-tune", "dualweaver")
+)
 
 
 @pytest.mark.parametrize(
@@ -66,12 +68,12 @@ WOVEN = ["dualweaver", *(f"dualweaver: filter at {strength:g}" for strength in s
         ({}, WOVEN),
         ({"context_filter": False}, ["dualweaver"]),
         ({"adapter": "adapts"}, ["adapts: reconstruction", "adapts"]),
-        ({"adapter": "fine-tune"}, [*TRIALS, "fine-tune"]),
-        ({"adapter": "fine-tune", "learning_rate": 1e-3}, ["fine-tune"]),
-        ({"adapter": "fine-tune", "fine_tune": True}, [*TRIALS, "fine-tune"]),
-        ({"fine_tune": True}, [*TRIALS, "fine-tune", *WOVEN]),
-        ({"fine_tune": True, "learning_rate": 1e-3}, [*TRIALS, "fine-tune", *WOVEN]),
-        ({"fine_tune": True, "adapter": "adapts"}, [*TRIALS, "fine-tune", "adapts: reconstruction", "adapts"]),
+        ({"adapter": "fine-tune"}, [*TRIALS, *TUNED]),
+        ({"adapter": "fine-tune", "learning_rate": 1e-3}, TUNED),
+        ({"adapter": "fine-tune", "fine_tune": True}, [*TRIALS, *TUNED]),
+        ({"fine_tune": True}, [*TRIALS, *TUNED, *WOVEN]),
+        ({"fine_tune": True, "learning_rate": 1e-3}, [*TRIALS, *TUNED, *WOVEN]),
+        ({"fine_tune": True, "adapter": "adapts"}, [*TRIALS, *TUNED, "adapts: reconstruction", "adapts"]),
         ({"adapter": "zero-shot"}, []),
     ],
 )

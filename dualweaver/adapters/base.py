@@ -34,6 +34,7 @@ class Adapter(nn.Module, ABC):
         native_loss: whether `objective` is made of the backbone's own loss, rather than of the forecast's error.
         needs_reference: whether `objective` compares with the untouched backbone's error on the same windows.
         trains_backbone: whether the backbone's weights are trained as well.
+        weights: how much each target counts in the training loss and in the choice of epochs, `[target]`.
         plan: how it is trained within a memory budget; None where there is none.
         pairs_at_once, series_at_once: pairs of surrogates that may keep their activations for a backward pass, and
             series that go through the backbone without one, where a plan limits them (see `dualweaver.planning`).
@@ -51,8 +52,10 @@ class Adapter(nn.Module, ABC):
         super().__init__()
         self.channels = channels
         self.register_buffer("targets", torch.as_tensor(list(targets), dtype=torch.long), persistent=False)
+        self.register_buffer("weights", torch.ones(len(targets)), persistent=False)
 
     targets: Tensor
+    weights: Tensor
 
     @property
     @abstractmethod
@@ -115,6 +118,10 @@ class Adapter(nn.Module, ABC):
         forecast = backbone.distribution(self.encode(x), horizon, generator=generator)
         quantiles = None if forecast.quantiles is None else self.decode_quantiles(forecast.quantiles)
         return Forecast(self.decode(forecast.mean), quantiles, () if quantiles is None else forecast.levels)
+
+    def weighted_mean(self, errors: Tensor) -> Tensor:
+        """The mean of errors `[..., target]`, in which every target counts as `weights` say."""
+        return (errors * self.weights).mean() / self.weights.mean()
 
     def project(self) -> None:
         """Bring parameters back into their domain after an optimizer step."""

@@ -45,4 +45,5 @@ class FineTune(ZeroShot):
     def objective(
         self, backbone: Backbone, window: Tensor, context_length: int, horizon: int, reference: Tensor | None
     ) -> Tensor:
-        return own_loss(backbone, self.encode, window, context_length, horizon, generator=None).mean()
+        losses = own_loss(backbone, self.encode, window, context_length, horizon, generator=None)
+        return self.weighted_mean(self._per_target(losses))

@@ -105,7 +105,7 @@ class DualWeaverAdapter(Adapter):
     ) -> Tensor:
         # one row a pair of surrogates: the loss is a sum over pairs, so that they can go through in pieces
         pairs = self._pairs(self.weaver.context_surrogates(window[:, :context_length]))
-        tensors = [pairs, (self.weaver.a + self.weaver.b).repeat(len(window))]
+        tensors = [pairs, (self.weaver.a + self.weaver.b).repeat(len(window)), self.weights.repeat(len(window))]
         if self.native_loss:
             assert reference is not None
             end = context_length + backbone.label_horizon(horizon)
@@ -123,7 +123,7 @@ class DualWeaverAdapter(Adapter):
             sampled = self._sampled_pairs(len(window))
             tensors = [tensor.index_select(0, sampled) for tensor in tensors]
         at_once = self._pairs_at_once(backbone, horizon, pair_losses, tensors)
-        return streamed_sum(pair_losses, tensors, at_once) / len(tensors[0])
+        return streamed_sum(pair_losses, tensors, at_once) / (len(tensors[0]) * self.weights.mean())
 
     def _sampled_pairs(self, batch: int) -> Tensor:
         """Rows of the pairs of a few random targets, the same ones in all windows of a batch."""
@@ -139,14 +139,21 @@ class DualWeaverAdapter(Adapter):
         return series.unflatten(0, (2, -1))
 
     def _native_losses(
-        self, backbone: Backbone, horizon: int, context: Tensor, scale: Tensor, labels: Tensor, reference: Tensor
+        self,
+        backbone: Backbone,
+        horizon: int,
+        context: Tensor,
+        scale: Tensor,
+        weight: Tensor,
+        labels: Tensor,
+        reference: Tensor,
     ) -> Tensor:
-        """Sum over pairs of (l1 + l2) / 2 + max(upper, l0)."""
+        """Weighted sum over pairs of (l1 + l2) / 2 + max(upper, l0)."""
         series, targets = (pairs.transpose(0, 1).flatten(0, 1) for pairs in (context, labels))
         losses = backbone.loss(series, targets, horizon=horizon, generator=_common_draws()).mean(dim=1)
         first, second = self._per_surrogate(losses)
         worst = torch.maximum(surrogate_bound(first, second, scale, backbone.loss_kind), reference)
-        return ((first + second) / 2 + worst).sum()
+        return (weight * ((first + second) / 2 + worst)).sum()
 
     def _reconstruction_losses(
         self,
@@ -154,19 +161,20 @@ class DualWeaverAdapter(Adapter):
         horizon: int,
         context: Tensor,
         scale: Tensor,
+        weight: Tensor,
         truth: Tensor,
         future: Tensor | None = None,
         reference: Tensor | None = None,
         usual: Tensor | None = None,
     ) -> Tensor:
-        """Sum over pairs of the squared error and the bound's excess over `reference`, relative to the `usual` one."""
+        """Weighted sum over pairs of squared error and the bound's excess over `reference`, relative to the `usual` one."""
         first, second = self._per_surrogate(backbone(context.transpose(0, 1).flatten(0, 1), horizon))
         error = ((first - second) / scale[:, None] - truth).square().mean(dim=1)
         if future is not None and reference is not None and usual is not None:
             one, other = ((part - future[:, at]).square().mean(dim=1) for at, part in enumerate((first, second)))
             excess = (surrogate_bound(one, other, scale, "squared") - reference).relu()
             error = error + self.regularisation * excess / usual
-        return error.sum()
+        return (weight * error).sum()
 
     def _pairs_at_once(
         self, backbone: Backbone, horizon: int, losses: Callable[..., Tensor], tensors: Sequence[Tensor]
