@@ -298,6 +298,22 @@ def test_what_cannot_be_built_is_named(build: Callable[[], object], message: str
         build()
 
 
+@pytest.mark.parametrize("kind", TRAINED)
+def test_the_loss_is_the_mean_over_targets_in_which_each_counts_as_weighted(kind: str, windows: Tensor) -> None:
+    backbone, adapter = NormalisedToy(CONTEXT, HORIZON).double(), make(kind).double()
+    windows = windows.double()
+    reference = adapter.reference_loss(backbone, windows, CONTEXT, HORIZON) if adapter.needs_reference else None
+
+    def loss(*weights: float) -> Tensor:
+        adapter.weights.copy_(torch.tensor(weights))
+        return adapter.objective(backbone, windows, CONTEXT, HORIZON, reference).detach()
+
+    first, second = loss(1, 0), loss(0, 1)
+    assert first != second
+    torch.testing.assert_close(loss(1, 1), (first + second) / 2, rtol=1e-10, atol=0)
+    torch.testing.assert_close(loss(3, 1), (3 * first + second) / 4, rtol=1e-10, atol=0)
+
+
 @pytest.mark.parametrize("settings", [{}, {"regularisation": 0.5}, {"objective": "paper"}])
 def test_the_loss_of_sampled_targets_is_that_of_all_in_the_mean_over_all_samples(
     settings: dict[str, Any], windows: Tensor, monkeypatch: pytest.MonkeyPatch

@@ -52,13 +52,13 @@ def test_a_fit_keeps_the_strength_of_the_filter_with_the_lowest_validation_error
     frame.index = pd.date_range("2024", periods=400, freq="h")
     fitted = DualWeaver(NormalisedToy(12, 4), 4, context_length=12, max_epochs=3, verbose=False).fit(frame)
     history = fitted.history_.set_index("stage")["val_mse"]
-    tried = history[history.index.str.startswith("dualweaver: filter at ")]
+    tried = history[history.index.str.startswith("dualweaver: share ")]
     assert len(tried) == len(SHARES)
-    assert tried["dualweaver: filter at 0.5"] == pytest.approx(history["dualweaver"].min(), rel=1e-6)
+    assert tried["dualweaver: share 0.5"] == pytest.approx(history["dualweaver"].min(), rel=1e-6)
     assert isinstance(fitted.pipeline_.adapter, DualWeaverAdapter)
     kept = fitted.pipeline_.adapter.weaver.context_filter
     assert kept is not None
-    assert tried.idxmin() == f"dualweaver: filter at {float(kept.strength):g}"
+    assert tried.idxmin() == f"dualweaver: share {float(kept.strength):g}"
     assert tried.min() < tried.max()
     assert fitted.scores_["mse"].mean() <= tried.min() * (1 + 1e-6)
 

@@ -98,8 +98,8 @@ def test_resume_changes_no_bit_and_trains_nothing_twice(name, tmp_path):
     assert bits(model(**STAGES[name]).fit(waves(), resume=tmp_path)) == expected
     again = Breaks()
     assert bits(model(again, **STAGES[name]).fit(waves(), resume=tmp_path)) == expected
-    # the horizon, the cost of a forward, two scores, the strengths of the filter and two forecasts
-    assert again.forwards <= 10 + TRIED < undisturbed.forwards
+    # the horizon, the cost of a forward, two scores, the shares of each stage and two forecasts
+    assert again.forwards <= 10 + 2 * TRIED < undisturbed.forwards
     assert all("done" in file or file == "resume.json" for file in names(tmp_path))
 
 

@@ -16,6 +16,7 @@ from dualweaver.adapters import AdaPTS, FineTune
 from dualweaver.backbones import Backbone
 from dualweaver.data.windows import WindowDataset
 from dualweaver.errors import DataError
+from dualweaver.fitting import NOISE_WEIGHT
 from dualweaver.stages import fit_reconstruction
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -112,7 +113,8 @@ def test_the_rate_of_fine_tuning_is_the_one_with_the_lowest_validation_error() -
     final = history.loc["fine-tune"]
     assert final["learning_rate"].iloc[1] == chosen
     # every trial and the final run start from the untouched weights
-    assert len(set(history[history["epoch"] == 0]["val_mse"])) == 1
+    untrained = history[(history["epoch"] == 0) & ~history.index.str.contains("share")]
+    assert len(set(untrained["val_mse"])) == 1
     assert final["val_mse"].iloc[1] == pytest.approx(tried["val_mse"].min(), rel=1e-6)
 
 
@@ -129,6 +131,63 @@ def test_fine_tuning_that_only_does_harm_leaves_the_backbone_untouched(monkeypat
     given = NormalisedToy()
     model = fitted(given, adapter="fine-tune")
     assert model.pipeline_.backbone.fingerprint() == given.fingerprint()
+
+
+def test_fine_tuning_keeps_the_share_of_its_change_with_the_lowest_validation_error() -> None:
+    model = fitted(NormalisedToy(), adapter="fine-tune", learning_rate=1e-2)
+    history = model.history_.set_index("stage")["val_mse"]
+    tried = history[history.index.str.startswith("fine-tune: share ")]
+    assert tried["fine-tune: share 0"] == pytest.approx(history["fine-tune"].iloc[0], rel=1e-6)
+    # epochs are compared at one half, and the best of them is kept
+    assert tried["fine-tune: share 0.5"] == pytest.approx(history["fine-tune"].min(), rel=1e-6)
+    assert tried.nunique() == len(stages.SHARES)
+    assert model.scores_["mse"].mean() <= tried.min() * (1 + 1e-6)
+
+
+def test_the_weights_of_a_share_lie_on_the_line_from_the_untouched_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    given, kept = NormalisedToy(), {}
+    for share in (0.25, 1.0):
+        monkeypatch.setattr(stages, "SHARES", (share,))
+        kept[share] = fitted(given, adapter="fine-tune", learning_rate=1e-2).pipeline_.backbone
+    assert kept[1.0].fingerprint() != given.fingerprint()
+    for start, part, whole in zip(given.parameters(), kept[0.25].parameters(), kept[1.0].parameters(), strict=True):
+        torch.testing.assert_close(part, 0.75 * start + 0.25 * whole)
+
+
+def test_fine_tuning_that_is_interrupted_applies_the_share_at_which_its_epochs_were_compared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    train_stage = stages._train_stage
+
+    def interrupted(*arguments: Any, **settings: Any) -> Any:
+        course = train_stage(*arguments, **settings)
+        course.interrupted = True
+        return course
+
+    monkeypatch.setattr(stages, "_train_stage", interrupted)
+    model = fitted(NormalisedToy(), adapter="fine-tune", learning_rate=1e-2)
+    assert stage_names(model) == ["fine-tune"]
+    assert model.scores_["mse"].mean() <= model.history_["val_mse"].min() * (1 + 1e-6)
+
+
+def test_a_target_that_zero_shot_cannot_foresee_at_all_counts_little_in_training() -> None:
+    class Persistence(NormalisedToy):
+        def native(self, context: Tensor) -> Tensor:
+            return context[:, -1:].expand(-1, HORIZON) + 0 * super().native(context)
+
+    df = frame(2000).assign(noise=np.random.default_rng(1).normal(size=2000))
+    settings: dict[str, Any] = {"context_length": CONTEXT, "max_epochs": 1, "verbose": False}
+    model = DualWeaver(Persistence(), HORIZON, **settings).fit(df)
+    assert model.pipeline_.adapter.weights.tolist() == pytest.approx([1, 1, 1, NOISE_WEIGHT])
+    # what epochs are compared by counts it as little
+    error = model.scores_["zero_shot_mse"].to_numpy()
+    first = model.history_["val_mse"].iloc[0]  # persistence is odd: untrained, the method repeats zero-shot
+    assert first == pytest.approx(np.average(error, weights=[1, 1, 1, NOISE_WEIGHT]), rel=1e-5)
+    # where nothing else is there it counts in full, as in the published baseline
+    alone = DualWeaver(Persistence(), HORIZON, **settings).fit(df[["noise"]])
+    assert alone.pipeline_.adapter.weights.tolist() == [1]
+    baseline = DualWeaver(Persistence(), HORIZON, adapter="adapts", **settings).fit(df)
+    assert baseline.pipeline_.adapter.weights.tolist() == [1, 1, 1, 1]
 
 
 def test_the_same_seed_fits_the_same_bits_through_all_stages() -> None:

@@ -44,8 +44,8 @@ class AdaPTS(Adapter):
     def objective(
         self, backbone: Backbone, window: Tensor, context_length: int, horizon: int, reference: Tensor | None
     ) -> Tensor:
-        future = window[:, context_length : context_length + horizon]
-        return nn.functional.mse_loss(self(backbone, window[:, :context_length], horizon), self._own(future))
+        future = self._own(window[:, context_length : context_length + horizon])
+        return self.weighted_mean((self(backbone, window[:, :context_length], horizon) - future).square())
 
     def reconstruction_loss(self, x: Tensor) -> Tensor:
         """Squared error of decoder(encoder(x)) against x, `[..., channel]`, for the first phase."""

@@ -167,7 +167,7 @@ class DualWeaverAdapter(Adapter):
         reference: Tensor | None = None,
         usual: Tensor | None = None,
     ) -> Tensor:
-        """Weighted sum over pairs of squared error and the bound's excess over `reference`, relative to the `usual` one."""
+        """Weighted sum over pairs: squared error and the bound's excess over `reference`, as a share of the `usual`."""
         first, second = self._per_surrogate(backbone(context.transpose(0, 1).flatten(0, 1), horizon))
         error = ((first - second) / scale[:, None] - truth).square().mean(dim=1)
         if future is not None and reference is not None and usual is not None:
