@@ -76,7 +76,15 @@ def run(
     keys = {"data": describe_dataset(data).name, "backbone": label, "seed": seed, "test_stride": test_stride}
     told = settings | ({"ablate": ablate} if ablate else {}) | ({"noise": noise} if noise else {})
     told |= {"develop": True} if develop else {}
+    rest = {name: value for name, value in told.items() if name != "adapter"}
     ahead = ahead or [horizon]
+    defaults = {
+        steps: _row(store, {**keys, "horizon": steps, "settings": _told(rest, horizon, steps)}) for steps in ahead
+    }
+    if default_known and None in defaults.values():
+        raise typer.BadParameter(
+            "the store has no row of the default for this data, seed and stride", param_hint="store"
+        )
     if all(_stored(store, {**keys, "horizon": steps, "settings": _told(told, horizon, steps)}) for steps in ahead):
         print("in the store already:", keys, told)
         return
@@ -90,7 +98,6 @@ def run(
         if settings.get("adapter") == AUTO:
             ladder = [{"adapter": "dualweaver"}, {"adapter": "fine-tune"}, {"fine_tune": True}][-len(fitted.rungs) :]
             climbed = zip(ladder, fitted.rungs, strict=True)
-            rest = {name: value for name, value in told.items() if name != "adapter"}
             rows += [({**rest, **{k: v for k, v in step.items() if v != "dualweaver"}}, rung) for step, rung in climbed]
         for described, rung in rows:
             row = {**keys, "horizon": steps, "settings": _told(described, horizon, steps)}
@@ -103,8 +110,8 @@ def run(
                 "threads": torch.get_num_threads(),
                 "revision": _revision(),
             }
-            if default_known and described.get("adapter") == AUTO:
-                row = _better(row, _row(store, row | {"settings": _told(rest, horizon, steps)}))
+            if default_known and described.get("adapter") == AUTO and defaults[steps]["val_mse"] <= row["val_mse"]:
+                row = {**defaults[steps], "settings": row["settings"]}
             print(json.dumps(row, indent=1))
             _append(row, store)
 
@@ -251,13 +258,6 @@ class _LaterRungs(FitSettings):
 
     def rungs(self) -> list[FitSettings]:
         return super().rungs()[1:]
-
-
-def _better(row: dict[str, Any], default: dict[str, Any] | None) -> dict[str, Any]:
-    """The row of "auto", where the row of its first rung is `default`."""
-    if default is None:
-        raise SystemExit("--default-known: the store has no row of the default for this data, seed and stride")
-    return row if row["val_mse"] < default["val_mse"] else {**default, "settings": row["settings"]}
 
 
 def _row(store: Path, key: dict[str, Any]) -> dict[str, Any] | None:

@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+import typer
 from toy_backbones import NormalisedToy
 
 from dualweaver.adapters import DualWeaverAdapter
@@ -68,6 +69,17 @@ def test_every_rung_of_auto_is_a_row(runner, tmp_path):
         (None, True),
     ]
     assert rows["val_mse"][0] == rows["val_mse"][1:].min()
+
+
+def test_rungs_beside_a_default_that_is_known_are_those_of_the_whole_ladder(runner, tmp_path):
+    whole = run(runner, tmp_path / "whole.csv", "adapter=auto")
+    run(runner, tmp_path / "store.csv")
+    later = run(runner, tmp_path / "store.csv", "adapter=auto", default_known=True)
+    errors = ["settings", "val_mse", "test_mse", "forecaster", "fallback"]
+    rows = [frame[errors].sort_values("settings", ignore_index=True) for frame in (whole, later)]
+    pd.testing.assert_frame_equal(rows[0], rows[1])
+    with pytest.raises(typer.BadParameter, match="no row of the default"):
+        run(runner, tmp_path / "empty.csv", "adapter=auto", default_known=True)
 
 
 def test_development_runs_do_not_see_the_test_rows(runner, tmp_path, monkeypatch):
