@@ -18,11 +18,11 @@ from dualweaver.compilation import compiled
 from dualweaver.data.module import WindowDataModule, stride_for
 from dualweaver.data.windows import WindowDataset
 from dualweaver.effort import epoch_windows
-from dualweaver.interpolation import TRIAL_SHARE, Interpolation
 from dualweaver.pipeline import Pipeline, forecast_windows
 from dualweaver.planning.limits import processes
 from dualweaver.resume import ResumeFolder, Stage
 from dualweaver.settings import FitSettings
+from dualweaver.shares import TRIAL_SHARE, Interpolation
 from dualweaver.training import BestWeights, TrainingSettings, train_adapter
 
 __all__ = ["fit_reconstruction", "make_stages", "train_stages"]
@@ -33,9 +33,6 @@ LEARNING_RATES = {"dualweaver": 3e-3, "adapts": 1e-3}
 # Around a fine-tuned backbone, which has left less to learn; a few steps at that rate would get nowhere.
 TUNED_RATE, TUNED_STEPS = 1e-3, 16
 FINE_TUNING_RATES = (1e-5, 1e-4, 1e-3)  # each is tried for one epoch, where the user names none
-
-# What training arrived at goes too far: validation chooses between these shares of it.
-SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 # The pre-fit of AdaPTS. Each epoch sees random rows, so that its cost does not grow with the table.
 RECONSTRUCTION_EPOCHS, RECONSTRUCTION_PATIENCE = 300, 10
@@ -102,7 +99,7 @@ def train_stages(
         trained = _train_stage(adapter, pipeline, train, validation, settings, stride, rate, _stage(resume, name))
         history += _named(name, trained.history)
         interrupted = trained.interrupted
-        take = _shares(adapter, pipeline) if trained.best_epoch > 0 else None
+        take = _taker(adapter, pipeline) if trained.best_epoch > 0 and adapter.shares else None
         if interrupted:
             if take is not None:
                 take(TRIAL_SHARE)
@@ -145,13 +142,13 @@ def _choose_rate(
     return min(errors, key=errors.__getitem__), history
 
 
-def _shares(adapter: Adapter, pipeline: Pipeline) -> Callable[[float], object] | None:
-    """What makes forecasts apply a share of what training has found: of a filter's edit, or of fine-tuned weights."""
-    if isinstance(adapter, FineTune):
+def _taker(adapter: Adapter, pipeline: Pipeline) -> Callable[[float], object]:
+    """What makes forecasts apply a share of what training has found."""
+    if adapter.trains_backbone:
         return Interpolation(pipeline.backbone, pipeline.untouched).take
-    if isinstance(adapter, DualWeaverAdapter) and adapter.weaver.context_filter is not None:
-        return adapter.weaver.context_filter.strength.fill_
-    return None
+    assert isinstance(adapter, DualWeaverAdapter)
+    assert adapter.weaver.context_filter is not None
+    return adapter.weaver.context_filter.strength.fill_
 
 
 def _choose_share(
@@ -164,7 +161,7 @@ def _choose_share(
 ) -> History:
     """Leave what was trained at the share with the lowest validation error; one row a share."""
     errors = {}
-    for share in SHARES:
+    for share in adapter.shares:
         take(share)
         forecast, truth = forecast_windows(adapter, pipeline.backbone, validation, pipeline.context_length, seed=seed)
         squared = (forecast.mean - truth).double().square().mean(dim=(0, 1))
@@ -220,7 +217,7 @@ def _train_stage(
             label=adapter.name,
             stage=stage,
             references=_references(adapter, pipeline, train, settings) if adapter.needs_reference else None,
-            origin=pipeline.untouched if adapter.trains_backbone else None,
+            origin=pipeline.untouched if adapter.trains_backbone and adapter.shares else None,
         )
 
 

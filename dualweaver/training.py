@@ -25,11 +25,11 @@ from dualweaver.backbones import Backbone
 from dualweaver.backbones.recompute import recomputing
 from dualweaver.cache import Kept
 from dualweaver.data.module import WindowDataModule
-from dualweaver.interpolation import TRIAL_SHARE, Interpolation
 from dualweaver.interrupt import StopOnInterrupt
 from dualweaver.notices import notify
 from dualweaver.resume import SaveEpochs, Stage
 from dualweaver.seeding import seeded
+from dualweaver.shares import TRIAL_SHARE, Interpolation
 
 __all__ = ["AdaptationModule", "BestWeights", "TrainingSettings", "train_adapter"]
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
 from dualweaver.adapters import Adapter, DualWeaverAdapter
 from dualweaver.settings import FitSettings
-from dualweaver.weaver import ContextFilter, Weaver
+from dualweaver.weaver import Weaver
 
 __all__ = ["ABLATIONS", "FLIP", "ablated"]
 
@@ -38,27 +39,18 @@ def separate_dropout(adapter: DualWeaverAdapter) -> None:
     adapter.weaver.__class__ = _SeparateMasks
 
 
-class _WholeEdit(ContextFilter):
-    """Forecasts apply what training applies."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        forecasting, self.training = not self.training, True  # dropout, a module of its own, stays as it is
-        edit = super().forward(x)
-        self.training = not forecasting
-        return edit
+def whole(adapter: Adapter) -> None:
+    """Forecasts apply all that training has found: of the filter's edit, or of fine-tuned weights."""
+    adapter.shares = ()
+    if isinstance(adapter, DualWeaverAdapter) and adapter.weaver.context_filter is not None:
+        adapter.weaver.context_filter.strength.fill_(1)
 
 
-def whole_edit(adapter: DualWeaverAdapter) -> None:
-    """No share of the filter's edit is chosen."""
-    assert adapter.weaver.context_filter is not None
-    adapter.weaver.context_filter.__class__ = _WholeEdit
-
-
-ABLATIONS: dict[str, Callable[[DualWeaverAdapter], None]] = {
+ABLATIONS: dict[str, Callable[[Any], None]] = {
     "no-fusion": no_fusion,
     "equal-scales": equal_scales,
     "separate-dropout": separate_dropout,
-    "whole-edit": whole_edit,
+    "whole": whole,
 }
 
 
@@ -71,7 +63,6 @@ class _Ablated(FitSettings):
 
     def make_adapter(self, channels: int, targets: Sequence[int]) -> Adapter:
         adapter = super().make_adapter(channels, targets)
-        assert isinstance(adapter, DualWeaverAdapter)
         ABLATIONS[self.ablation](adapter)
         return adapter
 

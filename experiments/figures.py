@@ -42,7 +42,7 @@ METHODS = {
 }
 ABLATIONS = {
     "default": "{}",
-    "all of the filter's edit": '{"ablate": "whole-edit"}',
+    "all of the filter's edit": '{"ablate": "whole"}',
     "no filter": '{"context_filter": false}',
     "no fusion (F = 0)": '{"ablate": "no-fusion"}',
     "neither": '{"ablate": "no-fusion", "context_filter": false}',
@@ -53,7 +53,7 @@ ABLATIONS = {
 }
 DEVELOPED = {
     "default": '{"develop": true}',
-    "all of the filter's edit": '{"ablate": "whole-edit", "develop": true}',
+    "all of the filter's edit": '{"ablate": "whole", "develop": true}',
 }
 
 PAIRS = [

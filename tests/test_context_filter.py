@@ -12,7 +12,7 @@ from toy_backbones import NormalisedToy
 
 from dualweaver import DualWeaver
 from dualweaver.adapters import DualWeaverAdapter
-from dualweaver.stages import SHARES
+from dualweaver.shares import SHARES
 from dualweaver.weaver import FILTER_STEPS, ContextFilter, MLPFusion, Weaver
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -21,7 +21,7 @@ from dualweaver.adapters import DualWeaverAdapter
 from dualweaver.backbones import Backbone, Forecast
 from dualweaver.data.module import WindowDataModule
 from dualweaver.data.windows import WindowDataset, window_starts
-from dualweaver.stages import SHARES
+from dualweaver.shares import SHARES
 from dualweaver.training import AdaptationModule, TrainingSettings
 
 pytestmark = pytest.mark.usefixtures("one_thread")

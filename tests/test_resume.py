@@ -21,7 +21,7 @@ from toys import Toy, refusal, waves, weaver
 
 from dualweaver import DualWeaver, resume
 from dualweaver.cli import main
-from dualweaver.stages import SHARES
+from dualweaver.shares import SHARES
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -17,6 +17,7 @@ from dualweaver.backbones import Backbone
 from dualweaver.data.windows import WindowDataset
 from dualweaver.errors import DataError
 from dualweaver.fitting import NOISE_WEIGHT
+from dualweaver.shares import SHARES
 from dualweaver.stages import fit_reconstruction
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -58,9 +59,7 @@ def stage_names(model: DualWeaver) -> list[str]:
 
 
 TRIALS = [f"fine-tune: trial of {rate:g}" for rate in stages.FINE_TUNING_RATES]
-TUNED, WOVEN = (
-    [name, *(f"{name}: share {share:g}" for share in stages.SHARES)] for name in ("fine-tune", "dualweaver")
-)
+TUNED, WOVEN = ([name, *(f"{name}: share {share:g}" for share in SHARES)] for name in ("fine-tune", "dualweaver"))
 
 
 @pytest.mark.parametrize(
@@ -140,14 +139,14 @@ def test_fine_tuning_keeps_the_share_of_its_change_with_the_lowest_validation_er
     assert tried["fine-tune: share 0"] == pytest.approx(history["fine-tune"].iloc[0], rel=1e-6)
     # epochs are compared at one half, and the best of them is kept
     assert tried["fine-tune: share 0.5"] == pytest.approx(history["fine-tune"].min(), rel=1e-6)
-    assert tried.nunique() == len(stages.SHARES)
+    assert tried.nunique() == len(SHARES)
     assert model.scores_["mse"].mean() <= tried.min() * (1 + 1e-6)
 
 
 def test_the_weights_of_a_share_lie_on_the_line_from_the_untouched_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     given, kept = NormalisedToy(), {}
     for share in (0.25, 1.0):
-        monkeypatch.setattr(stages, "SHARES", (share,))
+        monkeypatch.setattr(FineTune, "shares", (share,))
         kept[share] = fitted(given, adapter="fine-tune", learning_rate=1e-2).pipeline_.backbone
     assert kept[1.0].fingerprint() != given.fingerprint()
     for start, part, whole in zip(given.parameters(), kept[0.25].parameters(), kept[1.0].parameters(), strict=True):

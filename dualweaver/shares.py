@@ -1,7 +1,8 @@
-"""A share of what fine-tuning changed: weights between the untouched model's and those that training arrived at.
+"""How much of what training has found forecasts apply.
 
-What the training rows teach goes too far for the rows that follow. Weights in between forecast better than either end
-where the data move on, and cost nothing more (WiSE-FT, arXiv 2109.01903).
+What the training rows teach goes too far for the rows that follow, as estimates without shrinkage do. So epochs are
+compared at a share of it, and validation chooses which share is kept: of the edit of a context filter, or of the way
+that fine-tuned weights have gone (WiSE-FT, arXiv 2109.01903). Neither costs anything when forecasting.
 """
 
 from __future__ import annotations
@@ -9,13 +10,14 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-__all__ = ["TRIAL_SHARE", "Interpolation"]
+__all__ = ["SHARES", "TRIAL_SHARE", "Interpolation"]
 
-TRIAL_SHARE = 0.5  # at which epochs are compared, until validation says which share is best
+SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
+TRIAL_SHARE = 0.5  # at which epochs are compared
 
 
 class Interpolation:
-    """The line between two models of one architecture.
+    """The line between the weights of two models of one architecture.
 
     Args:
         model: trained; its weights are what moves.
