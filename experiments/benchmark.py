@@ -62,6 +62,9 @@ def run(
     change: Annotated[list[str] | None, typer.Option("--set", help="argument of DualWeaver, name=value")] = None,
     ablate: Annotated[str | None, typer.Option(help=", ".join([ablations.FLIP, *ablations.ABLATIONS]))] = None,
     noise: Annotated[float, typer.Option(help="share of the channels that noise replaces, train and test")] = 0.0,
+    drop: Annotated[
+        float, typer.Option(help="share of the channels to leave out, those that noise would replace")
+    ] = 0.0,
     ahead: Annotated[list[int] | None, typer.Option(help="steps to score, as fitted by default")] = None,
     develop: Annotated[bool, typer.Option(help="score validation rows, and fit on those before")] = False,
     default_known: Annotated[
@@ -75,6 +78,7 @@ def run(
     label = backbone.split(":")[0]
     keys = {"data": describe_dataset(data).name, "backbone": label, "seed": seed, "test_stride": test_stride}
     told = settings | ({"ablate": ablate} if ablate else {}) | ({"noise": noise} if noise else {})
+    told |= {"drop": drop} if drop else {}
     told |= {"develop": True} if develop else {}
     rest = {name: value for name, value in told.items() if name != "adapter"}
     ahead = ahead or [horizon]
@@ -89,10 +93,10 @@ def run(
         print("in the store already:", keys, told)
         return
     started = time.perf_counter()
-    fitted = fit(data, backbone, horizon, seed, settings, ablate, noise, develop, default_known)
+    fitted = fit(data, backbone, horizon, seed, settings, ablate, noise, drop, develop, default_known)
     seconds = round(time.perf_counter() - started, 1)
     for steps in ahead:
-        test = windows_to_score(data, fitted.pipeline, steps, noise, develop)
+        test = windows_to_score(data, fitted.pipeline, steps, noise, drop, develop)
         scored = {id(rung.pipeline): score(rung.pipeline, test, test_stride) for rung in fitted.rungs}
         rows = [(told, fitted.chosen)]
         if settings.get("adapter") == AUTO:
@@ -163,11 +167,12 @@ def fit(
     settings: dict[str, Any],
     ablate: str | None = None,
     noise: float = 0.0,
+    drop: float = 0.0,
     develop: bool = False,
     default_known: bool = False,
 ) -> Fitted:
     """What a fit on the train and validation rows gives."""
-    values, splits = _values(data, noise, develop)
+    values, splits = _values(data, noise, drop, develop)
     known = values[: splits.validation.stop]
     model = DualWeaver(backbone, horizon, seed=seed, validation_size=len(splits.validation), verbose=False, **settings)
     block = Block(None, pd.RangeIndex(len(known)), known, np.ones(known.shape, dtype=bool))
@@ -177,26 +182,27 @@ def fit(
 
 
 def windows_to_score(
-    data: str, pipeline: Pipeline, ahead: int, noise: float = 0.0, develop: bool = False
+    data: str, pipeline: Pipeline, ahead: int, noise: float = 0.0, drop: float = 0.0, develop: bool = False
 ) -> WindowDataset:
     """All windows whose `ahead` steps lie in the test rows, scaled."""
-    values, splits = _values(data, noise, develop)
+    values, splits = _values(data, noise, drop, develop)
     scaled = pipeline.scale(values[splits.test.start - pipeline.context_length : splits.test.stop])
     length = pipeline.context_length + ahead
     return WindowDataset(scaled, np.arange(len(scaled) - length + 1), length)
 
 
 def noisy_channels(channels: int, share: float) -> npt.NDArray[np.int64]:
-    """Which channels noise replaces; those of a smaller share are among those of a larger one."""
+    """Which channels are replaced by noise or left out; those of a smaller share are among those of a larger one."""
     return np.random.default_rng(0).permutation(channels)[: round(share * channels)]
 
 
-def _values(data: str, noise: float, develop: bool) -> tuple[npt.NDArray[np.float64], Splits]:
+def _values(data: str, noise: float, drop: float, develop: bool) -> tuple[npt.NDArray[np.float64], Splits]:
     # a gap has no truth to score: filled as `DualWeaver.fit` would
     values = load_dataset(data).interpolate(limit_direction="both").to_numpy(float, copy=True)
     replaced = noisy_channels(values.shape[1], noise)
     white = np.random.default_rng(1).normal(size=(len(values), len(replaced)))
     values[:, replaced] = values[:, replaced].mean(axis=0) + white * values[:, replaced].std(axis=0)
+    values = np.delete(values, noisy_channels(values.shape[1], drop), axis=1)
     splits = split_borders(len(values), describe_dataset(data).split)
     if develop:
         train, scored = splits.train.stop, splits.validation

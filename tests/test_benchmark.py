@@ -126,3 +126,20 @@ def test_tables_tell_gains_by_method_and_data_set(runner, tmp_path):
     shown = figures.by_set(rows, {"ours": "{}"}, "gain")
     expected = 100 * (1 - rows["test_mse"] / rows["test_zero_shot_mse"])
     assert shown["Weather"].tolist() == [f"{expected.mean():.2f} ± {expected.std():.2f}"]
+
+
+def test_noise_and_nothing_are_compared_on_the_channels_that_every_run_has(runner, tmp_path):
+    figures = importlib.import_module("figures")
+    run(runner, tmp_path / "store.csv")
+    run(runner, tmp_path / "store.csv", drop=0.5)
+    rows = figures.store(tmp_path / "store.csv")
+    left = [len(text.split()) for text in rows["channel_mse"]]
+    assert left == [3, 1]
+    rows["settings"] = ["{}", '{"drop": 0.5}']
+    (kept,) = set(range(3)) - set(runner.noisy_channels(3, 0.5).tolist())
+    whole, alone = (np.array(text.split(), float) for text in rows["channel_mse"])
+    found = figures.noise(rows).iloc[0]
+    assert found["in their place"] == "nothing"
+    assert found["change of the error, %"] == pytest.approx(100 * (alone[0] / whole[kept] - 1))
+    zero_shot = rows["test_zero_shot_mse"].iloc[1]
+    assert found["gain over zero-shot, %"] == pytest.approx(100 * (1 - alone[0] / zero_shot), abs=0.02)
