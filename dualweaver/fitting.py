@@ -13,7 +13,7 @@ import pandas as pd
 import torch
 from sklearn.preprocessing import StandardScaler
 
-from dualweaver.adapters import AdaPTS, ZeroShot
+from dualweaver.adapters import AdaPTS, DualWeaverAdapter, ZeroShot
 from dualweaver.backbones import Backbone, Forecast
 from dualweaver.cache import kept_for, remembered
 from dualweaver.calibration import Calibration
@@ -176,7 +176,8 @@ def _train_rung(
     adapter = rung.make_adapter(task.train.values.shape[1], task.targets)
     stages = make_stages(adapter, rung)
     for stage in stages:
-        if not isinstance(stage, AdaPTS):  # as published
+        published = isinstance(stage, AdaPTS) or (isinstance(stage, DualWeaverAdapter) and stage.native_loss)
+        if not published:
             stage.weights.copy_(task.weights)
     if rung.memory_budget is not None:
         plan_stages(stages, task.backbone, rung, task.context_length, None if resume is None else resume.path)
