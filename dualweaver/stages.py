@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -22,7 +22,6 @@ from dualweaver.pipeline import Pipeline, forecast_windows
 from dualweaver.planning.limits import processes
 from dualweaver.resume import ResumeFolder, Stage
 from dualweaver.settings import FitSettings
-from dualweaver.shares import TRIAL_SHARE, Interpolation
 from dualweaver.training import BestWeights, TrainingSettings, train_adapter
 
 __all__ = ["fit_reconstruction", "make_stages", "train_stages"]
@@ -99,13 +98,10 @@ def train_stages(
         trained = _train_stage(adapter, pipeline, train, validation, settings, stride, rate, _stage(resume, name))
         history += _named(name, trained.history)
         interrupted = trained.interrupted
-        take = _taker(adapter, pipeline) if trained.best_epoch > 0 and adapter.shares else None
         if interrupted:
-            if take is not None:
-                take(TRIAL_SHARE)
             break
-        if take is not None:
-            history += _choose_share(take, adapter, name, pipeline, validation, settings.seed)
+        if isinstance(adapter, DualWeaverAdapter) and adapter.shares and trained.best_epoch > 0:
+            history += _choose_share(adapter, name, pipeline, validation, settings.seed)
     return pd.DataFrame(history, columns=COLUMNS), interrupted
 
 
@@ -142,24 +138,16 @@ def _choose_rate(
     return min(errors, key=errors.__getitem__), history
 
 
-def _taker(adapter: Adapter, pipeline: Pipeline) -> Callable[[float], object]:
-    """What makes forecasts apply a share of what training has found."""
-    if adapter.trains_backbone:
-        return Interpolation(pipeline.backbone, pipeline.untouched).take
-    assert isinstance(adapter, DualWeaverAdapter)
-    assert adapter.weaver.context_filter is not None
-    return adapter.weaver.context_filter.strength.fill_
-
-
 def _choose_share(
-    take: Callable[[float], object],
-    adapter: Adapter,
+    adapter: DualWeaverAdapter,
     name: str,
     pipeline: Pipeline,
     validation: WindowDataset,
     seed: int,
 ) -> History:
-    """Leave what was trained at the share with the lowest validation error; one row a share."""
+    """Leave a trained filter at the share of its edit with the lowest validation error; one row a share."""
+    assert adapter.weaver.context_filter is not None
+    take = adapter.weaver.context_filter.strength.fill_
     errors = {}
     for share in adapter.shares:
         take(share)
@@ -217,7 +205,6 @@ def _train_stage(
             label=adapter.name,
             stage=stage,
             references=_references(adapter, pipeline, train, settings) if adapter.needs_reference else None,
-            origin=pipeline.untouched if adapter.trains_backbone and adapter.shares else None,
         )
 
 

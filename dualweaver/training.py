@@ -29,7 +29,6 @@ from dualweaver.interrupt import StopOnInterrupt
 from dualweaver.notices import notify
 from dualweaver.resume import SaveEpochs, Stage
 from dualweaver.seeding import seeded
-from dualweaver.shares import TRIAL_SHARE, Interpolation
 
 __all__ = ["AdaptationModule", "BestWeights", "TrainingSettings", "train_adapter"]
 
@@ -77,7 +76,6 @@ class AdaptationModule(L.LightningModule):
         context_length: steps of each window that are context.
         horizon: steps to forecast. Training windows may hold more, see `Adapter.future_steps`.
         windows: how many training windows there are; their reference losses are kept by position.
-        origin: the untouched backbone, where validation is to see one that is `TRIAL_SHARE` on its way from there.
     """
 
     def __init__(
@@ -89,13 +87,10 @@ class AdaptationModule(L.LightningModule):
         context_length: int,
         horizon: int,
         windows: int,
-        origin: Backbone | None = None,
     ) -> None:
         super().__init__()
         self.adapter, self.backbone, self.settings = adapter, backbone, settings
         self.context_length, self.horizon = context_length, horizon
-        self._origin = () if origin is None else (origin,)  # in a tuple, its weights are no part of this module
-        self._whole: Interpolation | None = None
         targets = len(adapter.targets)
         self.val_mse = MeanSquaredError(num_outputs=targets)
         # constants of the windows and the frozen model: each is computed once, when training first sees its window
@@ -126,11 +121,6 @@ class AdaptationModule(L.LightningModule):
             self.references[positions[unknown]] = fresh
         return self.references[positions]
 
-    def on_validation_epoch_start(self) -> None:
-        if self._origin:
-            self._whole = Interpolation(self.backbone, *self._origin)
-            self._whole.take(TRIAL_SHARE)
-
     def validation_step(self, window: Tensor, batch_idx: int) -> None:
         forecast = self.adapter(self.backbone, window[:, : self.context_length], self.horizon)
         own = window[:, self.context_length :].index_select(-1, self.adapter.targets)
@@ -139,9 +129,6 @@ class AdaptationModule(L.LightningModule):
     def on_validation_epoch_end(self) -> None:
         self.log("val_mse", self.adapter.weighted_mean(self.val_mse.compute()), prog_bar=True)
         self.val_mse.reset()
-        if self._whole is not None:
-            self._whole.take(1)
-            self._whole = None
 
     def configure_optimizers(self) -> Any:
         settings = self.settings
@@ -273,7 +260,6 @@ def train_adapter(
     label: str = "adapting",
     stage: Stage | None = None,
     references: Kept | None = None,
-    origin: Backbone | None = None,
 ) -> BestWeights:
     """Train an adapter, and leave it (and a thawed backbone) at its best validation error.
 
@@ -281,8 +267,7 @@ def train_adapter(
     happens, and stays on its device. Ctrl-C ends training after the batch at hand, with a notice; another error passes
     through, with the weights where they were when it occurred. With `stage`, training goes on where an earlier process
     left it, and is not repeated where that had finished. `references` keeps the untouched backbone's losses for later
-    fits. With `origin`, which is the untouched backbone, epochs of fine-tuning are compared as `AdaptationModule` says;
-    what is left behind are the whole weights.
+    fits.
 
     Returns:
         The course of training.
@@ -294,7 +279,6 @@ def train_adapter(
         context_length=context_length,
         horizon=horizon,
         windows=len(data.train_windows),
-        origin=origin,
     )
     if references and (known := references.read()):
         module.references.copy_(known["losses"])

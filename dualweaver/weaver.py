@@ -22,13 +22,14 @@ import torch
 from torch import Tensor, nn
 
 from dualweaver.errors import SettingError
-from dualweaver.shares import TRIAL_SHARE
 
 __all__ = ["CNNFusion", "ContextFilter", "MLPFusion", "Weaver", "fusion_width", "make_fusion", "surrogate_bound"]
 
 FUSION_LIMIT = 1e3  # standard deviations: beyond, what F adds to other channels would drown them in float32
 FILTER_STEPS = 512  # the most recent steps of a context, which the filter reads and edits
 FILTER_RANK = 32
+FILTER_SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)  # of what training has found, for validation to choose from
+FILTER_STRENGTH = 0.5  # until it has
 SPREAD_FLOOR = 0.05  # of the training rows' standard deviation: a channel at rest stays at rest
 SCALE_FLOOR = 1e-2  # a and b stay at or above this, so that a + b never comes near zero
 
@@ -105,7 +106,8 @@ class ContextFilter(nn.Module):
 
     Only the last `FILTER_STEPS` steps are read and edited, so that the weights do not depend on the context's length.
 
-    Training applies the whole edit, forecasting the share `strength` of it, see `dualweaver.shares`.
+    What the training rows teach goes too far for the rows that follow, as estimates without shrinkage do: training
+    applies the whole edit, forecasting the share `strength` of it. A fit chooses that share on validation windows.
 
     Args:
         channels: of a window.
@@ -120,7 +122,7 @@ class ContextFilter(nn.Module):
         self.write = nn.Linear(rank, FILTER_STEPS, bias=False)
         self.dropout = nn.Dropout(dropout)
         self.register_buffer("targets", torch.as_tensor(list(targets), dtype=torch.long), persistent=False)
-        self.register_buffer("strength", torch.tensor(TRIAL_SHARE))
+        self.register_buffer("strength", torch.tensor(FILTER_STRENGTH))
         nn.init.zeros_(self.write.weight)
         with torch.no_grad():
             self.mix.weight.copy_(nn.functional.one_hot(self.targets, channels))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
 
@@ -39,14 +38,14 @@ def separate_dropout(adapter: DualWeaverAdapter) -> None:
     adapter.weaver.__class__ = _SeparateMasks
 
 
-def whole(adapter: Adapter) -> None:
-    """Forecasts apply all that training has found: of the filter's edit, or of fine-tuned weights."""
+def whole(adapter: DualWeaverAdapter) -> None:
+    """Forecasts apply all of the edit that the filter has found."""
+    assert adapter.weaver.context_filter is not None
     adapter.shares = ()
-    if isinstance(adapter, DualWeaverAdapter) and adapter.weaver.context_filter is not None:
-        adapter.weaver.context_filter.strength.fill_(1)
+    adapter.weaver.context_filter.strength.fill_(1)
 
 
-ABLATIONS: dict[str, Callable[[Any], None]] = {
+ABLATIONS: dict[str, Callable[[DualWeaverAdapter], None]] = {
     "no-fusion": no_fusion,
     "equal-scales": equal_scales,
     "separate-dropout": separate_dropout,
@@ -63,6 +62,7 @@ class _Ablated(FitSettings):
 
     def make_adapter(self, channels: int, targets: Sequence[int]) -> Adapter:
         adapter = super().make_adapter(channels, targets)
+        assert isinstance(adapter, DualWeaverAdapter)
         ABLATIONS[self.ablation](adapter)
         return adapter
 

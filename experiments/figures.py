@@ -35,7 +35,6 @@ METHODS = {
     "DualWeaver, no filter": '{"context_filter": false}',
     "DualWeaver, CNN": '{"fusion": "cnn"}',
     "DualWeaver (default)": "{}",
-    "fine-tuned, all of the change": '{"ablate": "whole", "adapter": "fine-tune"}',
     "fine-tuned": '{"adapter": "fine-tune"}',
     "fine-tuned, paper's objective": '{"fine_tune": true, "learning_rate": 0.01, "objective": "paper"}',
     "fine-tuned, DualWeaver": '{"fine_tune": true}',
@@ -62,8 +61,6 @@ PAIRS = [
     ("DualWeaver (default)", "paper's objective"),
     ("DualWeaver (default)", "AdaPTS"),
     ("fine-tuned, DualWeaver", "fine-tuned"),
-    ("fine-tuned, DualWeaver", "fine-tuned, all of the change"),
-    ("fine-tuned", "fine-tuned, all of the change"),
 ]
 
 app = typer.Typer(add_completion=False, help=__doc__, rich_markup_mode=None)

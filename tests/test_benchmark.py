@@ -91,7 +91,7 @@ def test_development_runs_do_not_see_the_test_rows(runner, tmp_path, monkeypatch
     assert scored["test_zero_shot_mse"].iloc[1] != expected["test_zero_shot_mse"].item()
 
 
-def test_the_ablation_of_shares_forecasts_with_the_whole_edit_and_the_weights_as_trained(runner, tmp_path):
+def test_the_ablation_of_shares_forecasts_with_the_whole_edit(runner):
     ablations = importlib.import_module("ablations")
     torch.manual_seed(0)
     x, backbone = torch.randn(2, CONTEXT, 3), NormalisedToy(CONTEXT, HORIZON)
@@ -106,15 +106,9 @@ def test_the_ablation_of_shares_forecasts_with_the_whole_edit_and_the_weights_as
     ablations.whole(adapter)
     assert not torch.allclose(share, whole)
     torch.testing.assert_close(adapter(backbone, x, HORIZON), whole)
-    rungs = [
-        runner.fit(
-            "Weather", "ttm", HORIZON, 0, {"context_length": CONTEXT, "max_epochs": 2, **settings}, "whole"
-        ).chosen
-        for settings in ({}, {"adapter": "fine-tune", "learning_rate": 1e-2})
-    ]
-    for rung in rungs:
-        assert not rung.history["stage"].str.contains("share").any()
-        assert rung.error.mean() <= rung.history["val_mse"].min() * (1 + 1e-6)  # as good as the best epoch
+    rung = runner.fit("Weather", "ttm", HORIZON, 0, {"context_length": CONTEXT, "max_epochs": 2}, "whole").chosen
+    assert not rung.history["stage"].str.contains("share").any()
+    assert rung.error.mean() <= rung.history["val_mse"].min() * (1 + 1e-6)  # as good as the best epoch
 
 
 def test_tables_tell_gains_by_method_and_data_set(runner, tmp_path):

@@ -12,8 +12,7 @@ from toy_backbones import NormalisedToy
 
 from dualweaver import DualWeaver
 from dualweaver.adapters import DualWeaverAdapter
-from dualweaver.shares import SHARES
-from dualweaver.weaver import FILTER_STEPS, ContextFilter, MLPFusion, Weaver
+from dualweaver.weaver import FILTER_SHARES, FILTER_STEPS, ContextFilter, MLPFusion, Weaver
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -53,7 +52,7 @@ def test_a_fit_keeps_the_strength_of_the_filter_with_the_lowest_validation_error
     fitted = DualWeaver(NormalisedToy(12, 4), 4, context_length=12, max_epochs=3, verbose=False).fit(frame)
     history = fitted.history_.set_index("stage")["val_mse"]
     tried = history[history.index.str.startswith("dualweaver: share ")]
-    assert len(tried) == len(SHARES)
+    assert len(tried) == len(FILTER_SHARES)
     assert tried["dualweaver: share 0.5"] == pytest.approx(history["dualweaver"].min(), rel=1e-6)
     assert isinstance(fitted.pipeline_.adapter, DualWeaverAdapter)
     kept = fitted.pipeline_.adapter.weaver.context_filter

@@ -21,8 +21,8 @@ from dualweaver.adapters import DualWeaverAdapter
 from dualweaver.backbones import Backbone, Forecast
 from dualweaver.data.module import WindowDataModule
 from dualweaver.data.windows import WindowDataset, window_starts
-from dualweaver.shares import SHARES
 from dualweaver.training import AdaptationModule, TrainingSettings
+from dualweaver.weaver import FILTER_SHARES
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -205,7 +205,7 @@ def test_16_past_covariates_cost_no_backbone_pass():
     validation = len(range(HORIZON, 80 + 1))
     # scored before, after each epoch, at every strength of the filter and once more for the fall-back, with 2 series;
     # and by zero-shot, with 1
-    assert toy.series == 2 * training + ((3 + len(SHARES)) * 2 + 1) * validation
+    assert toy.series == 2 * training + ((3 + len(FILTER_SHARES)) * 2 + 1) * validation
     model.pipeline_.fallback[:] = False
     toy.series = 0
     assert model.predict().columns.tolist() == ["d"]

@@ -17,8 +17,8 @@ from dualweaver.backbones import Backbone
 from dualweaver.data.windows import WindowDataset
 from dualweaver.errors import DataError
 from dualweaver.fitting import NOISE_WEIGHT
-from dualweaver.shares import SHARES
 from dualweaver.stages import fit_reconstruction
+from dualweaver.weaver import FILTER_SHARES
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -59,7 +59,7 @@ def stage_names(model: DualWeaver) -> list[str]:
 
 
 TRIALS = [f"fine-tune: trial of {rate:g}" for rate in stages.FINE_TUNING_RATES]
-TUNED, WOVEN = ([name, *(f"{name}: share {share:g}" for share in SHARES)] for name in ("fine-tune", "dualweaver"))
+WOVEN = ["dualweaver", *(f"dualweaver: share {share:g}" for share in FILTER_SHARES)]
 
 
 @pytest.mark.parametrize(
@@ -68,12 +68,12 @@ TUNED, WOVEN = ([name, *(f"{name}: share {share:g}" for share in SHARES)] for na
         ({}, WOVEN),
         ({"context_filter": False}, ["dualweaver"]),
         ({"adapter": "adapts"}, ["adapts: reconstruction", "adapts"]),
-        ({"adapter": "fine-tune"}, [*TRIALS, *TUNED]),
-        ({"adapter": "fine-tune", "learning_rate": 1e-3}, TUNED),
-        ({"adapter": "fine-tune", "fine_tune": True}, [*TRIALS, *TUNED]),
-        ({"fine_tune": True}, [*TRIALS, *TUNED, *WOVEN]),
-        ({"fine_tune": True, "learning_rate": 1e-3}, [*TRIALS, *TUNED, *WOVEN]),
-        ({"fine_tune": True, "adapter": "adapts"}, [*TRIALS, *TUNED, "adapts: reconstruction", "adapts"]),
+        ({"adapter": "fine-tune"}, [*TRIALS, "fine-tune"]),
+        ({"adapter": "fine-tune", "learning_rate": 1e-3}, ["fine-tune"]),
+        ({"adapter": "fine-tune", "fine_tune": True}, [*TRIALS, "fine-tune"]),
+        ({"fine_tune": True}, [*TRIALS, "fine-tune", *WOVEN]),
+        ({"fine_tune": True, "learning_rate": 1e-3}, [*TRIALS, "fine-tune", *WOVEN]),
+        ({"fine_tune": True, "adapter": "adapts"}, [*TRIALS, "fine-tune", "adapts: reconstruction", "adapts"]),
         ({"adapter": "zero-shot"}, []),
     ],
 )
@@ -112,8 +112,7 @@ def test_the_rate_of_fine_tuning_is_the_one_with_the_lowest_validation_error() -
     final = history.loc["fine-tune"]
     assert final["learning_rate"].iloc[1] == chosen
     # every trial and the final run start from the untouched weights
-    untrained = history[(history["epoch"] == 0) & ~history.index.str.contains("share")]
-    assert len(set(untrained["val_mse"])) == 1
+    assert len(set(history[history["epoch"] == 0]["val_mse"])) == 1
     assert final["val_mse"].iloc[1] == pytest.approx(tried["val_mse"].min(), rel=1e-6)
 
 
@@ -130,43 +129,6 @@ def test_fine_tuning_that_only_does_harm_leaves_the_backbone_untouched(monkeypat
     given = NormalisedToy()
     model = fitted(given, adapter="fine-tune")
     assert model.pipeline_.backbone.fingerprint() == given.fingerprint()
-
-
-def test_fine_tuning_keeps_the_share_of_its_change_with_the_lowest_validation_error() -> None:
-    model = fitted(NormalisedToy(), adapter="fine-tune", learning_rate=1e-2)
-    history = model.history_.set_index("stage")["val_mse"]
-    tried = history[history.index.str.startswith("fine-tune: share ")]
-    assert tried["fine-tune: share 0"] == pytest.approx(history["fine-tune"].iloc[0], rel=1e-6)
-    # epochs are compared at one half, and the best of them is kept
-    assert tried["fine-tune: share 0.5"] == pytest.approx(history["fine-tune"].min(), rel=1e-6)
-    assert tried.nunique() == len(SHARES)
-    assert model.scores_["mse"].mean() <= tried.min() * (1 + 1e-6)
-
-
-def test_the_weights_of_a_share_lie_on_the_line_from_the_untouched_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    given, kept = NormalisedToy(), {}
-    for share in (0.25, 1.0):
-        monkeypatch.setattr(FineTune, "shares", (share,))
-        kept[share] = fitted(given, adapter="fine-tune", learning_rate=1e-2).pipeline_.backbone
-    assert kept[1.0].fingerprint() != given.fingerprint()
-    for start, part, whole in zip(given.parameters(), kept[0.25].parameters(), kept[1.0].parameters(), strict=True):
-        torch.testing.assert_close(part, 0.75 * start + 0.25 * whole)
-
-
-def test_fine_tuning_that_is_interrupted_applies_the_share_at_which_its_epochs_were_compared(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    train_stage = stages._train_stage
-
-    def interrupted(*arguments: Any, **settings: Any) -> Any:
-        course = train_stage(*arguments, **settings)
-        course.interrupted = True
-        return course
-
-    monkeypatch.setattr(stages, "_train_stage", interrupted)
-    model = fitted(NormalisedToy(), adapter="fine-tune", learning_rate=1e-2)
-    assert stage_names(model) == ["fine-tune"]
-    assert model.scores_["mse"].mean() <= model.history_["val_mse"].min() * (1 + 1e-6)
 
 
 def test_a_target_that_zero_shot_cannot_foresee_at_all_counts_little_in_training() -> None:

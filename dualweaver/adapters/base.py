@@ -34,8 +34,6 @@ class Adapter(nn.Module, ABC):
         native_loss: whether `objective` is made of the backbone's own loss, rather than of the forecast's error.
         needs_reference: whether `objective` compares with the untouched backbone's error on the same windows.
         trains_backbone: whether the backbone's weights are trained as well.
-        shares: of what training has found, from which validation chooses the one that forecasts apply; none where they
-            apply all of it (see `dualweaver.shares`).
         weights: how much each target counts in the training loss and in the choice of epochs, `[target]`.
         plan: how it is trained within a memory budget; None where there is none.
         pairs_at_once, series_at_once: pairs of surrogates that may keep their activations for a backward pass, and
@@ -46,7 +44,6 @@ class Adapter(nn.Module, ABC):
     native_loss: bool = False
     needs_reference: bool = False
     trains_backbone: ClassVar[bool] = False
-    shares: tuple[float, ...] = ()
     plan: Plan | None = None
     pairs_at_once: int | None = None
     series_at_once: int | None = None

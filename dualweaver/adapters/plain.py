@@ -7,7 +7,6 @@ from torch import Tensor
 from dualweaver.adapters.base import Adapter, own_loss
 from dualweaver.backbones import Backbone
 from dualweaver.errors import SettingError
-from dualweaver.shares import SHARES
 
 __all__ = ["FineTune", "ZeroShot"]
 
@@ -42,7 +41,6 @@ class FineTune(ZeroShot):
     name = "fine-tune"
     native_loss = True
     trains_backbone = True
-    shares = SHARES
 
     def objective(
         self, backbone: Backbone, window: Tensor, context_length: int, horizon: int, reference: Tensor | None

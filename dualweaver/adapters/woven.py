@@ -13,9 +13,8 @@ from torch import Tensor
 from dualweaver.adapters.base import Adapter, own_loss, to_series
 from dualweaver.backbones import Backbone
 from dualweaver.errors import SettingError
-from dualweaver.shares import SHARES
 from dualweaver.streaming import kept_bytes, streamed_sum
-from dualweaver.weaver import ContextFilter, Weaver, make_fusion, surrogate_bound
+from dualweaver.weaver import FILTER_SHARES, ContextFilter, Weaver, make_fusion, surrogate_bound
 
 __all__ = ["DualWeaverAdapter"]
 
@@ -74,7 +73,7 @@ class DualWeaverAdapter(Adapter):
         module = make_fusion(fusion, channels, len(targets), dropout=dropout)
         filtered = context_filter and not self.native_loss
         self.weaver = Weaver(module, targets, ContextFilter(channels, targets, dropout=dropout) if filtered else None)
-        self.shares = SHARES if filtered else ()
+        self.shares = FILTER_SHARES if filtered else ()  # of the filter's edit; `stages` tries them on validation
         self.regularisation = regularisation
         self.channel_sample = min(channel_sample or len(targets), len(targets))
         self._kept: dict[tuple[Any, ...], int] = {}  # bytes of a pair
