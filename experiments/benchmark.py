@@ -85,6 +85,8 @@ def run(
     defaults = {
         steps: _row(store, {**keys, "horizon": steps, "settings": _told(rest, horizon, steps)}) for steps in ahead
     }
+    if default_known and settings.get("adapter") != AUTO:
+        raise typer.BadParameter("a ladder has only --set adapter=auto", param_hint="--default-known")
     if default_known and None in defaults.values():
         raise typer.BadParameter(
             "the store has no row of the default for this data, seed and stride", param_hint="store"

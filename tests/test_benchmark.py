@@ -80,6 +80,8 @@ def test_rungs_beside_a_default_that_is_known_are_those_of_the_whole_ladder(runn
     pd.testing.assert_frame_equal(rows[0], rows[1])
     with pytest.raises(typer.BadParameter, match="no row of the default"):
         run(runner, tmp_path / "empty.csv", "adapter=auto", default_known=True)
+    with pytest.raises(typer.BadParameter, match="adapter=auto"):
+        run(runner, tmp_path / "store.csv", default_known=True)
 
 
 def test_development_runs_do_not_see_the_test_rows(runner, tmp_path, monkeypatch):
