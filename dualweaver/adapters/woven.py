@@ -34,6 +34,10 @@ def _common_draws() -> torch.Generator:
     return torch.Generator().manual_seed(LOSS_SEED)
 
 
+def _weighted_sum(losses: Callable[..., Tensor], pairs: Tensor, weight: Tensor, *others: Tensor) -> Tensor:
+    return (weight * losses(pairs, *others)).sum()
+
+
 class DualWeaverAdapter(Adapter):
     """Two symmetric surrogates per target channel (arXiv 2602.22066); see `weaver`.
 
@@ -106,20 +110,20 @@ class DualWeaverAdapter(Adapter):
     ) -> Tensor:
         # one row a pair of surrogates: the loss is a sum over pairs, so that they can go through in pieces
         pairs = self._pairs(self.weaver.context_surrogates(window[:, :context_length]))
-        tensors = [pairs, (self.weaver.a + self.weaver.b).repeat(len(window)), self.weights.repeat(len(window))]
+        tensors = [pairs, self.weights.repeat(len(window)), (self.weaver.a + self.weaver.b).repeat(len(window))]
         if self.native_loss:
             assert reference is not None
             end = context_length + backbone.label_horizon(horizon)
             labels = self.weaver.surrogates(window[:, backbone.label_start(context_length) : end])
             tensors += [self._pairs(labels), reference.flatten()]
-            pair_losses = partial(self._native_losses, backbone, horizon)
+            pair_losses = partial(_weighted_sum, partial(self._native_losses, backbone, horizon))
         else:
             later = window[:, context_length : context_length + horizon]
             tensors.append(self._own_series(later))
             if reference is not None:
                 usual = reference.mean(dim=0).clamp_min(1e-6).repeat(len(window))
                 tensors += [self._pairs(self.weaver.surrogates(later)), reference.flatten(), usual]
-            pair_losses = partial(self._reconstruction_losses, backbone, horizon)
+            pair_losses = partial(_weighted_sum, partial(self._reconstruction_losses, backbone, horizon))
         if self.training and self.channel_sample < len(self.targets):
             sampled = self._sampled_pairs(len(window))
             tensors = [tensor.index_select(0, sampled) for tensor in tensors]
@@ -140,21 +144,14 @@ class DualWeaverAdapter(Adapter):
         return series.unflatten(0, (2, -1))
 
     def _native_losses(
-        self,
-        backbone: Backbone,
-        horizon: int,
-        context: Tensor,
-        scale: Tensor,
-        weight: Tensor,
-        labels: Tensor,
-        reference: Tensor,
+        self, backbone: Backbone, horizon: int, context: Tensor, scale: Tensor, labels: Tensor, reference: Tensor
     ) -> Tensor:
-        """Weighted sum over pairs of (l1 + l2) / 2 + max(upper, l0)."""
+        """(l1 + l2) / 2 + max(upper, l0), a value a pair."""
         series, targets = (pairs.transpose(0, 1).flatten(0, 1) for pairs in (context, labels))
         losses = backbone.loss(series, targets, horizon=horizon, generator=_common_draws()).mean(dim=1)
         first, second = self._per_surrogate(losses)
         worst = torch.maximum(surrogate_bound(first, second, scale, backbone.loss_kind), reference)
-        return (weight * ((first + second) / 2 + worst)).sum()
+        return (first + second) / 2 + worst
 
     def _reconstruction_losses(
         self,
@@ -162,20 +159,19 @@ class DualWeaverAdapter(Adapter):
         horizon: int,
         context: Tensor,
         scale: Tensor,
-        weight: Tensor,
         truth: Tensor,
         future: Tensor | None = None,
         reference: Tensor | None = None,
         usual: Tensor | None = None,
     ) -> Tensor:
-        """Weighted sum over pairs: squared error and the bound's excess over `reference`, as a share of the `usual`."""
+        """Squared error and the bound's excess over `reference`, as a share of the `usual` one; a value a pair."""
         first, second = self._per_surrogate(backbone(context.transpose(0, 1).flatten(0, 1), horizon))
         error = ((first - second) / scale[:, None] - truth).square().mean(dim=1)
         if future is not None and reference is not None and usual is not None:
             one, other = ((part - future[:, at]).square().mean(dim=1) for at, part in enumerate((first, second)))
             excess = (surrogate_bound(one, other, scale, "squared") - reference).relu()
             error = error + self.regularisation * excess / usual
-        return (weight * error).sum()
+        return error
 
     def _pairs_at_once(
         self, backbone: Backbone, horizon: int, losses: Callable[..., Tensor], tensors: Sequence[Tensor]
