@@ -174,7 +174,7 @@ def fit(
     default_known: bool = False,
 ) -> Fitted:
     """What a fit on the train and validation rows gives."""
-    values, splits = _values(data, noise, drop, develop)
+    values, splits = _values(data, seed, noise, drop, develop)
     known = values[: splits.validation.stop]
     model = DualWeaver(backbone, horizon, seed=seed, validation_size=len(splits.validation), verbose=False, **settings)
     block = Block(None, pd.RangeIndex(len(known)), known, np.ones(known.shape, dtype=bool))
@@ -187,24 +187,27 @@ def windows_to_score(
     data: str, pipeline: Pipeline, ahead: int, noise: float = 0.0, drop: float = 0.0, develop: bool = False
 ) -> WindowDataset:
     """All windows whose `ahead` steps lie in the test rows, scaled."""
-    values, splits = _values(data, noise, drop, develop)
+    values, splits = _values(data, pipeline.seed, noise, drop, develop)
     scaled = pipeline.scale(values[splits.test.start - pipeline.context_length : splits.test.stop])
     length = pipeline.context_length + ahead
     return WindowDataset(scaled, np.arange(len(scaled) - length + 1), length)
 
 
-def noisy_channels(channels: int, share: float) -> npt.NDArray[np.int64]:
-    """Which channels are replaced by noise or left out; those of a smaller share are among those of a larger one."""
-    return np.random.default_rng(0).permutation(channels)[: round(share * channels)]
+def noisy_channels(channels: int, share: float, seed: int) -> npt.NDArray[np.int64]:
+    """Which channels a run replaces by noise or leaves out; those of a smaller share are among those of a larger one.
+
+    Drawn with the seed of the run: how much the others lose depends on which ones go.
+    """
+    return np.random.default_rng(seed).permutation(channels)[: round(share * channels)]
 
 
-def _values(data: str, noise: float, drop: float, develop: bool) -> tuple[npt.NDArray[np.float64], Splits]:
+def _values(data: str, seed: int, noise: float, drop: float, develop: bool) -> tuple[npt.NDArray[np.float64], Splits]:
     # a gap has no truth to score: filled as `DualWeaver.fit` would
     values = load_dataset(data).interpolate(limit_direction="both").to_numpy(float, copy=True)
-    replaced = noisy_channels(values.shape[1], noise)
-    white = np.random.default_rng(1).normal(size=(len(values), len(replaced)))
+    replaced = noisy_channels(values.shape[1], noise, seed)
+    white = np.random.default_rng(seed + 1).normal(size=(len(values), len(replaced)))
     values[:, replaced] = values[:, replaced].mean(axis=0) + white * values[:, replaced].std(axis=0)
-    values = np.delete(values, noisy_channels(values.shape[1], drop), axis=1)
+    values = np.delete(values, noisy_channels(values.shape[1], drop, seed), axis=1)
     splits = split_borders(len(values), describe_dataset(data).split)
     if develop:
         train, scored = splits.train.stop, splits.validation

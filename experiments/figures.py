@@ -165,7 +165,7 @@ def noise(rows: pd.DataFrame) -> pd.DataFrame:
             for text in (row["channel_mse"], rows[same]["channel_mse"].iloc[0], row["channel_gains"])
         )
         whole = len(clean_errors)
-        kept = np.setdiff1d(np.arange(whole), benchmark.noisy_channels(whole, 0.5))
+        kept = np.setdiff1d(np.arange(whole), benchmark.noisy_channels(whole, 0.5, row["seed"]))
         clean = clean_errors[kept].mean()
         if len(errors) == whole:  # else only those are there
             errors, gains = errors[kept], gains[kept]

@@ -124,6 +124,18 @@ def test_tables_tell_gains_by_method_and_data_set(runner, tmp_path):
     assert shown["Weather"].tolist() == [f"{expected.mean():.2f} ± {expected.std():.2f}"]
 
 
+def test_a_seed_draws_the_channels_that_noise_replaces_and_a_smaller_share_is_part_of_a_larger_one(runner):
+    draws = [frozenset(runner.noisy_channels(7, 0.5, seed).tolist()) for seed in range(6)]
+    assert len(set(draws)) > 3
+    assert all(set(runner.noisy_channels(7, 0.25, seed).tolist()) < draw for seed, draw in enumerate(draws))
+    first, other = (runner._values("Weather", seed, 0.5, 0.0, False)[0] for seed in (0, 1))
+    untouched = runner._values("Weather", 0, 0.0, 0.0, False)[0]
+    for seed, values in enumerate((first, other)):
+        replaced = np.flatnonzero((values != untouched).any(axis=0)).tolist()
+        assert set(replaced) == set(runner.noisy_channels(3, 0.5, seed).tolist())
+    assert (first != other).any()
+
+
 def test_noise_and_nothing_are_compared_on_the_channels_that_every_run_has(runner, tmp_path):
     figures = importlib.import_module("figures")
     run(runner, tmp_path / "store.csv")
@@ -132,7 +144,7 @@ def test_noise_and_nothing_are_compared_on_the_channels_that_every_run_has(runne
     left = [len(text.split()) for text in rows["channel_mse"]]
     assert left == [3, 1]
     rows["settings"] = ["{}", '{"drop": 0.5}']
-    (kept,) = set(range(3)) - set(runner.noisy_channels(3, 0.5).tolist())
+    (kept,) = set(range(3)) - set(runner.noisy_channels(3, 0.5, seed=0).tolist())
     whole, alone = (np.array(text.split(), float) for text in rows["channel_mse"])
     found = figures.noise(rows).iloc[0]
     assert found["in their place"] == "nothing"
