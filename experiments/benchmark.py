@@ -33,14 +33,13 @@ import numpy.typing as npt
 import pandas as pd
 import torch
 import typer
+from rows import Rows
 
 from dualweaver import DualWeaver
 from dualweaver.backbones import load_backbone
 from dualweaver.calibration import edges_of, interpolate_levels
-from dualweaver.data.catalogue import describe_dataset, load_dataset
+from dualweaver.data.catalogue import describe_dataset
 from dualweaver.data.files import write_file
-from dualweaver.data.frames import Block
-from dualweaver.data.splits import Splits, split_borders
 from dualweaver.data.windows import WindowDataset
 from dualweaver.fitting import Fitted, fit_pipeline
 from dualweaver.pipeline import Pipeline, context_spread, mix_targets
@@ -95,17 +94,20 @@ def run(
         print("in the store already:", keys, told)
         return
     started = time.perf_counter()
-    fitted = fit(data, backbone, horizon, seed, settings, ablate, noise, drop, develop, default_known)
+    rows = Rows(data, seed, noise, drop, develop)
+    fitted = fit(rows, backbone, horizon, settings, ablate, default_known)
     seconds = round(time.perf_counter() - started, 1)
     for steps in ahead:
-        test = windows_to_score(data, fitted.pipeline, steps, noise, drop, develop)
+        test = rows.to_score(fitted.pipeline, steps)
         scored = {id(rung.pipeline): score(rung.pipeline, test, test_stride) for rung in fitted.rungs}
-        rows = [(told, fitted.chosen)]
+        results = [(told, fitted.chosen)]
         if settings.get("adapter") == AUTO:
             ladder = [{"adapter": "dualweaver"}, {"adapter": "fine-tune"}, {"fine_tune": True}][-len(fitted.rungs) :]
             climbed = zip(ladder, fitted.rungs, strict=True)
-            rows += [({**rest, **{k: v for k, v in step.items() if v != "dualweaver"}}, rung) for step, rung in climbed]
-        for described, rung in rows:
+            results += [
+                ({**rest, **{k: v for k, v in step.items() if v != "dualweaver"}}, rung) for step, rung in climbed
+            ]
+        for described, rung in results:
             row = {**keys, "horizon": steps, "settings": _told(described, horizon, steps)}
             row |= {"val_mse": rung.error.mean(), "val_zero_shot_mse": fitted.scores["zero_shot_mse"].mean()}
             row |= {"fallback": int(rung.pipeline.fallback.sum()), "fit_seconds": seconds}
@@ -133,10 +135,10 @@ def main(
         if context.invoked_subcommand is None:
             print(context.get_help())
         return
-    rows = pd.read_csv(STORE)
-    known = rows[(rows[list(QUICK)] == pd.Series(QUICK)).all(axis=1)]["test_mse"]
-    fitted = fit(QUICK["data"], f"ttm:{weights}" if weights else "ttm", QUICK["horizon"], 0, {})
-    value = score(fitted.pipeline, windows_to_score(QUICK["data"], fitted.pipeline, QUICK["horizon"]), 1)["test_mse"]
+    stored, rows = pd.read_csv(STORE), Rows(QUICK["data"])
+    known = stored[(stored[list(QUICK)] == pd.Series(QUICK)).all(axis=1)]["test_mse"]
+    fitted = fit(rows, f"ttm:{weights}" if weights else "ttm", QUICK["horizon"], {})
+    value = score(fitted.pipeline, rows.to_score(fitted.pipeline, QUICK["horizon"]), 1)["test_mse"]
     print(f"{QUICK}: test MSE {value:.4f}; in the store {known.min():.4f} to {known.max():.4f}, {len(known)} seeds")
     if not abs(value - known.mean()) <= max(3 * known.std(), 1e-4):
         raise typer.Exit(1)
@@ -162,58 +164,19 @@ def to_markdown(frame: pd.DataFrame) -> str:
 
 
 def fit(
-    data: str,
+    rows: Rows,
     backbone: str,
     horizon: int,
-    seed: int,
     settings: dict[str, Any],
     ablate: str | None = None,
-    noise: float = 0.0,
-    drop: float = 0.0,
-    develop: bool = False,
     default_known: bool = False,
 ) -> Fitted:
     """What a fit on the train and validation rows gives."""
-    values, splits = _values(data, seed, noise, drop, develop)
-    known = values[: splits.validation.stop]
-    model = DualWeaver(backbone, horizon, seed=seed, validation_size=len(splits.validation), verbose=False, **settings)
-    block = Block(None, pd.RangeIndex(len(known)), known, np.ones(known.shape, dtype=bool))
+    size = len(rows.splits.validation)
+    model = DualWeaver(backbone, horizon, seed=rows.seed, validation_size=size, verbose=False, **settings)
     loaded = load_backbone(backbone, context_length=model.context_length)
     checked = ablations.ablated((_LaterRungs if default_known else FitSettings).checked(model), ablate)
-    return fit_pipeline(loaded, [block], list(range(values.shape[1])), checked)
-
-
-def windows_to_score(
-    data: str, pipeline: Pipeline, ahead: int, noise: float = 0.0, drop: float = 0.0, develop: bool = False
-) -> WindowDataset:
-    """All windows whose `ahead` steps lie in the test rows, scaled."""
-    values, splits = _values(data, pipeline.seed, noise, drop, develop)
-    scaled = pipeline.scale(values[splits.test.start - pipeline.context_length : splits.test.stop])
-    length = pipeline.context_length + ahead
-    return WindowDataset(scaled, np.arange(len(scaled) - length + 1), length)
-
-
-def noisy_channels(channels: int, share: float, seed: int) -> npt.NDArray[np.int64]:
-    """Which channels a run replaces by noise or leaves out; those of a smaller share are among those of a larger one.
-
-    Drawn with the seed of the run: how much the others lose depends on which ones go.
-    """
-    return np.random.default_rng(seed).permutation(channels)[: round(share * channels)]
-
-
-def _values(data: str, seed: int, noise: float, drop: float, develop: bool) -> tuple[npt.NDArray[np.float64], Splits]:
-    # a gap has no truth to score: filled as `DualWeaver.fit` would
-    values = load_dataset(data).interpolate(limit_direction="both").to_numpy(float, copy=True)
-    replaced = noisy_channels(values.shape[1], noise, seed)
-    white = np.random.default_rng(seed + 1).normal(size=(len(values), len(replaced)))
-    values[:, replaced] = values[:, replaced].mean(axis=0) + white * values[:, replaced].std(axis=0)
-    values = np.delete(values, noisy_channels(values.shape[1], drop, seed), axis=1)
-    splits = split_borders(len(values), describe_dataset(data).split)
-    if develop:
-        train, scored = splits.train.stop, splits.validation
-        splits = Splits(range(train - len(scored)), range(train - len(scored), train), scored)
-        values = values[: scored.stop]
-    return values, splits
+    return fit_pipeline(loaded, [rows.known()], list(range(rows.values.shape[1])), checked)
 
 
 def score(pipeline: Pipeline, windows: WindowDataset, stride: int) -> dict[str, float]:

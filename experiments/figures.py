@@ -20,6 +20,7 @@ import numpy as np
 import pandas as pd
 import torch
 import typer
+from rows import Rows, noisy_channels
 
 from dualweaver.adapters import DualWeaverAdapter
 from dualweaver.data.catalogue import load_dataset
@@ -165,7 +166,7 @@ def noise(rows: pd.DataFrame) -> pd.DataFrame:
             for text in (row["channel_mse"], rows[same]["channel_mse"].iloc[0], row["channel_gains"])
         )
         whole = len(clean_errors)
-        kept = np.setdiff1d(np.arange(whole), benchmark.noisy_channels(whole, 0.5, row["seed"]))
+        kept = np.setdiff1d(np.arange(whole), noisy_channels(whole, 0.5, row["seed"]))
         clean = clean_errors[kept].mean()
         if len(errors) == whole:  # else only those are there
             errors, gains = errors[kept], gains[kept]
@@ -200,7 +201,7 @@ def gains() -> None:
 @app.command()
 def influence(data: str, backbone: str) -> None:
     """Fit with seed 0, write influence.png."""
-    pipeline = benchmark.fit(data, backbone, 96, 0, {}).pipeline
+    pipeline = benchmark.fit(Rows(data), backbone, 96, {}).pipeline
     assert isinstance(pipeline.adapter, DualWeaverAdapter)
     frame = load_dataset(data)
     contexts = spread_contexts(frame.to_numpy(float), pipeline.context_length, 16)

@@ -24,6 +24,7 @@ import pandas as pd
 import published
 import torch
 import typer
+from rows import Rows
 from torch import Tensor, nn
 
 from dualweaver.adapters import DualWeaverAdapter
@@ -121,7 +122,7 @@ def main(
     parts, backbone = segments(data), load_backbone(f"ttm:{weights}")
     assert isinstance(backbone.model, TinyTimeMixerForPrediction)
     start = time.process_time()
-    pipeline = benchmark.fit(data, f"ttm:{weights}", HORIZON, 0, {}).pipeline
+    pipeline = benchmark.fit(Rows(data), f"ttm:{weights}", HORIZON, {}).pipeline
     ours = time.process_time() - start
     mine = error(lambda x: pipeline.forecast_scaled(x, HORIZON).mean, parts["validation"])
     print(f"ours: {ours:.0f} s, validation MSE {mine:.5f}", flush=True)

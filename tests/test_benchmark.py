@@ -36,7 +36,7 @@ def runner(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """benchmark.py on a small table with a toy backbone."""
     monkeypatch.syspath_prepend(str(EXPERIMENTS))
     module = importlib.import_module("benchmark")
-    monkeypatch.setattr(module, "load_dataset", lambda name: table())
+    monkeypatch.setattr(importlib.import_module("rows"), "load_dataset", lambda name: table())
     monkeypatch.setattr(module, "load_backbone", lambda *args, **settings: NormalisedToy(CONTEXT, HORIZON))
     return module
 
@@ -86,7 +86,7 @@ def test_rungs_beside_a_default_that_is_known_are_those_of_the_whole_ladder(runn
 
 def test_development_runs_do_not_see_the_test_rows(runner, tmp_path, monkeypatch):
     expected = run(runner, tmp_path / "one.csv", develop=True)
-    monkeypatch.setattr(runner, "load_dataset", lambda name: table(test_value=1e6))
+    monkeypatch.setattr(importlib.import_module("rows"), "load_dataset", lambda name: table(test_value=1e6))
     found = run(runner, tmp_path / "other.csv", develop=True)
     assert found["test_mse"].tolist() == expected["test_mse"].tolist()
     scored = run(runner, tmp_path / "other.csv")
@@ -108,7 +108,8 @@ def test_the_ablation_of_shares_forecasts_with_the_whole_edit(runner):
     ablations.whole(adapter)
     assert not torch.allclose(share, whole)
     torch.testing.assert_close(adapter(backbone, x, HORIZON), whole)
-    rung = runner.fit("Weather", "ttm", HORIZON, 0, {"context_length": CONTEXT, "max_epochs": 2}, "whole").chosen
+    settings = {"context_length": CONTEXT, "max_epochs": 2}
+    rung = runner.fit(runner.Rows("Weather"), "ttm", HORIZON, settings, "whole").chosen
     assert not rung.history["stage"].str.contains("share").any()
     assert rung.error.mean() <= rung.history["val_mse"].min() * (1 + 1e-6)  # as good as the best epoch
 
@@ -125,14 +126,15 @@ def test_tables_tell_gains_by_method_and_data_set(runner, tmp_path):
 
 
 def test_a_seed_draws_the_channels_that_noise_replaces_and_a_smaller_share_is_part_of_a_larger_one(runner):
-    draws = [frozenset(runner.noisy_channels(7, 0.5, seed).tolist()) for seed in range(6)]
+    rows = importlib.import_module("rows")
+    draws = [frozenset(rows.noisy_channels(7, 0.5, seed).tolist()) for seed in range(6)]
     assert len(set(draws)) > 3
-    assert all(set(runner.noisy_channels(7, 0.25, seed).tolist()) < draw for seed, draw in enumerate(draws))
-    first, other = (runner._values("Weather", seed, 0.5, 0.0, False)[0] for seed in (0, 1))
-    untouched = runner._values("Weather", 0, 0.0, 0.0, False)[0]
+    assert all(set(rows.noisy_channels(7, 0.25, seed).tolist()) < draw for seed, draw in enumerate(draws))
+    untouched = rows.Rows("Weather").values
+    first, other = (rows.Rows("Weather", seed, noise=0.5).values for seed in (0, 1))
     for seed, values in enumerate((first, other)):
         replaced = np.flatnonzero((values != untouched).any(axis=0)).tolist()
-        assert set(replaced) == set(runner.noisy_channels(3, 0.5, seed).tolist())
+        assert set(replaced) == set(rows.noisy_channels(3, 0.5, seed).tolist())
     assert (first != other).any()
 
 
@@ -144,7 +146,7 @@ def test_noise_and_nothing_are_compared_on_the_channels_that_every_run_has(runne
     left = [len(text.split()) for text in rows["channel_mse"]]
     assert left == [3, 1]
     rows["settings"] = ["{}", '{"drop": 0.5}']
-    (kept,) = set(range(3)) - set(runner.noisy_channels(3, 0.5, seed=0).tolist())
+    (kept,) = set(range(3)) - set(importlib.import_module("rows").noisy_channels(3, 0.5, seed=0).tolist())
     whole, alone = (np.array(text.split(), float) for text in rows["channel_mse"])
     found = figures.noise(rows).iloc[0]
     assert found["in their place"] == "nothing"
