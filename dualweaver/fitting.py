@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -149,10 +148,7 @@ def _make_task(backbone: Backbone, blocks: Sequence[Block], targets: Sequence[in
     if settings.loaded_precision == "auto":
         backbone = choose_precision(backbone, lambda model: float(_channel_error(zero_shot(model).mean, truth).mean()))
     untouched = zero_shot(backbone)
-    spread = _per_context(partial(context_spread, targets=np.asarray(targets)), validation, context)
-    centre = _per_context(
-        lambda contexts: contexts[..., list(targets)].double().mean(dim=1).numpy(), validation, context
-    )
+    centre, spread = _centre_and_spread(validation, context, np.asarray(targets))
     return _Task(
         backbone,
         targets,
@@ -165,7 +161,7 @@ def _make_task(backbone: Backbone, blocks: Sequence[Block], targets: Sequence[in
         spread,
         baseline=_channel_error(untouched.mean, truth),
         calibration=_calibrate(untouched, truth, spread),
-        weights=_target_weights(untouched.mean, truth, torch.from_numpy(centre)),
+        weights=_target_weights(untouched.mean, truth, centre),
     )
 
 
@@ -217,12 +213,16 @@ def _calibrate(forecast: Forecast, truth: torch.Tensor, spread: npt.NDArray[np.f
     return Calibration.fit(truth.double().numpy(), forecast.mean.double().numpy(), quantiles, forecast.levels, spread)
 
 
-def _per_context(
-    statistic: Callable[[torch.Tensor], npt.NDArray[np.float64]], windows: WindowDataset, context: int
-) -> npt.NDArray[np.float64]:
-    """A statistic `[window, target]` of the contexts of many windows, a few at a time."""
-    chunks = torch.arange(len(windows)).split(VALUES_AT_ONCE // (windows.length * windows.values.shape[1]) or 1)
-    return np.concatenate([statistic(windows.__getitems__(chunk.tolist())[:, :context]) for chunk in chunks])
+def _centre_and_spread(
+    windows: WindowDataset, context: int, targets: npt.NDArray[np.int64]
+) -> tuple[torch.Tensor, npt.NDArray[np.float64]]:
+    """Mean and `context_spread` of the contexts of many windows, `[window, target]` each; a few windows at a time."""
+    centres, spreads = [], []
+    for chunk in torch.arange(len(windows)).split(VALUES_AT_ONCE // (windows.length * windows.values.shape[1]) or 1):
+        contexts = windows.__getitems__(chunk.tolist())[:, :context]
+        centres.append(contexts.index_select(-1, torch.as_tensor(targets)).double().mean(dim=1))
+        spreads.append(context_spread(contexts, targets))
+    return torch.cat(centres), np.concatenate(spreads)
 
 
 def _target_weights(forecast: torch.Tensor, truth: torch.Tensor, centre: torch.Tensor) -> torch.Tensor:
