@@ -93,11 +93,6 @@ class FitSettings:
         return None if self.memory_budget is None else CAUTIOUS
 
     @property
-    def flips(self) -> bool:
-        """Whether fine-tuning turns series upside down; the published protocol does not."""
-        return self.objective != "paper"
-
-    @property
     def trains_backbone(self) -> bool:
         return self.fine_tune or self.adapter in (AUTO, FineTune.name)
 
@@ -117,8 +112,6 @@ class FitSettings:
         if name == DualWeaverAdapter.name:
             extra = {"fusion": self.fusion, "objective": self.objective, "regularisation": self.regularisation}
             extra |= {"channel_sample": self.channel_sample, "context_filter": self.context_filter}
-        elif name == FineTune.name:
-            extra = {"flips": self.flips}
         with seeded(self.seed):
             adapter = make_adapter(name, channels, targets, **extra)
         adapter.series_at_once = self.series_at_once

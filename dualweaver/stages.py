@@ -47,7 +47,7 @@ def make_stages(adapter: Adapter, settings: FitSettings) -> list[Adapter]:
     if adapter.name == ZeroShot.name:
         return []
     if settings.fine_tune and adapter.name != FineTune.name:
-        return [FineTune(adapter.channels, adapter.targets.tolist(), flips=settings.flips), adapter]
+        return [FineTune(adapter.channels, adapter.targets.tolist()), adapter]
     return [adapter]
 
 

@@ -17,7 +17,6 @@ from dualweaver.backbones import Backbone
 from dualweaver.data.windows import WindowDataset
 from dualweaver.errors import DataError
 from dualweaver.fitting import NOISE_WEIGHT
-from dualweaver.settings import FitSettings
 from dualweaver.stages import fit_reconstruction
 from dualweaver.weaver import FILTER_SHARES
 
@@ -80,17 +79,6 @@ WOVEN = ["dualweaver", *(f"dualweaver: share {share:g}" for share in FILTER_SHAR
 )
 def test_history_names_the_stages_in_their_order(settings: dict[str, Any], expected: list[str]) -> None:
     assert stage_names(fitted(NormalisedToy(), **settings)) == expected
-
-
-@pytest.mark.parametrize(("objective", "flips"), [("paper", False), ("reconstruction", True)])
-@pytest.mark.parametrize("settings", [{"adapter": "fine-tune"}, {"fine_tune": True}])
-def test_fine_tuning_by_the_published_protocol_leaves_series_as_they_are(
-    settings: dict[str, Any], objective: str, flips: bool
-) -> None:
-    checked = FitSettings.checked(DualWeaver("ttm", HORIZON, objective=objective, **settings))
-    first, *_ = stages.make_stages(checked.make_adapter(3, [0, 1, 2]), checked)
-    assert isinstance(first, FineTune)
-    assert first.flips == flips
 
 
 @pytest.mark.parametrize("settings", [{"objective": "paper"}, {"adapter": "fine-tune"}, {"fine_tune": True}])

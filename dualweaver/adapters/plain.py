@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import torch
 from torch import Tensor
 
 from dualweaver.adapters.base import Adapter, own_loss
@@ -39,27 +36,14 @@ class ZeroShot(Adapter):
 
 
 class FineTune(ZeroShot):
-    """Full fine-tuning: the backbone's weights on its own loss, channel by channel.
-
-    Args:
-        channels, targets: as for every adapter.
-        flips: turn every series of a training window upside down or not, at random. What a model learns of x should
-            hold of -x: the data tell it twice as much, and DualWeaver, which averages over both, finds both learned.
-    """
+    """Full fine-tuning: the backbone's weights on its own loss, channel by channel."""
 
     name = "fine-tune"
     native_loss = True
     trains_backbone = True
 
-    def __init__(self, channels: int, targets: Sequence[int], *, flips: bool = True) -> None:
-        super().__init__(channels, targets)
-        self.flips = flips
-
     def objective(
         self, backbone: Backbone, window: Tensor, context_length: int, horizon: int, reference: Tensor | None
     ) -> Tensor:
-        if self.training and self.flips:
-            signs = torch.randint(2, (len(window), 1, self.channels), device=window.device) * 2 - 1
-            window = window * signs
         losses = own_loss(backbone, self.encode, window, context_length, horizon, generator=None)
         return self.weighted_mean(self._per_target(losses))
