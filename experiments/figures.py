@@ -38,6 +38,7 @@ METHODS = {
     "DualWeaver (default)": "{}",
     "fine-tuned": '{"adapter": "fine-tune"}',
     "fine-tuned, paper's objective": '{"fine_tune": true, "learning_rate": 0.01, "objective": "paper"}',
+    "fine-tuned, DualWeaver, CNN": '{"fine_tune": true, "fusion": "cnn"}',
     "fine-tuned, DualWeaver": '{"fine_tune": true}',
     "auto": '{"adapter": "auto"}',
 }
