@@ -140,7 +140,8 @@ def main(
     fitted = fit(rows, f"ttm:{weights}" if weights else "ttm", QUICK["horizon"], {})
     value = score(fitted.pipeline, rows.to_score(fitted.pipeline, QUICK["horizon"]), 1)["test_mse"]
     print(f"{QUICK}: test MSE {value:.4f}; in the store {known.min():.4f} to {known.max():.4f}, {len(known)} seeds")
-    if not abs(value - known.mean()) <= max(3 * known.std(), 1e-4):
+    margin = max(float(known.sem()), 1e-4)  # another machine rounds otherwise
+    if not known.min() - margin <= value <= known.max() + margin:
         raise typer.Exit(1)
 
 

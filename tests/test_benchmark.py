@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import importlib
 import json
+from contextlib import nullcontext
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -82,6 +83,22 @@ def test_rungs_beside_a_default_that_is_known_are_those_of_the_whole_ladder(runn
         run(runner, tmp_path / "empty.csv", "adapter=auto", default_known=True)
     with pytest.raises(typer.BadParameter, match="adapter=auto"):
         run(runner, tmp_path / "store.csv", default_known=True)
+
+
+def test_the_quick_check_fails_outside_of_what_the_seeds_of_the_store_gave(runner, tmp_path, monkeypatch):
+    told = {**runner.QUICK, "data": "Weather", "horizon": HORIZON}
+    monkeypatch.setattr(runner, "QUICK", told)
+    monkeypatch.setattr(runner, "STORE", tmp_path / "store.csv")
+    rows = pd.DataFrame([{**told, "seed": seed, "test_mse": error} for seed, error in enumerate((0.2, 0.3, 0.4))])
+    rows.to_csv(tmp_path / "store.csv", index=False)
+    margin = rows["test_mse"].std() / 3**0.5
+    monkeypatch.setattr(runner, "fit", lambda *args: SimpleNamespace(pipeline=None))
+    monkeypatch.setattr(runner.Rows, "to_score", lambda *args: None)
+    context = SimpleNamespace(invoked_subcommand=None)
+    for value, fails in ((0.19, False), (0.2 - 1.1 * margin, True), (0.4 + 0.9 * margin, False), (0.47, True)):
+        monkeypatch.setattr(runner, "score", lambda *args, value=value: {"test_mse": value})
+        with pytest.raises(typer.Exit) if fails else nullcontext():
+            runner.main(context, quick=True, weights="")
 
 
 def test_development_runs_do_not_see_the_test_rows(runner, tmp_path, monkeypatch):
