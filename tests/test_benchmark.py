@@ -33,11 +33,18 @@ def table(test_value: float | None = None) -> pd.DataFrame:
 
 
 @pytest.fixture
-def runner(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """benchmark.py on a small table with a toy backbone."""
+def rows_module(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """rows.py on a small table."""
     monkeypatch.syspath_prepend(str(EXPERIMENTS))
+    module = importlib.import_module("rows")
+    monkeypatch.setattr(module, "load_dataset", lambda name: table())
+    return module
+
+
+@pytest.fixture
+def runner(rows_module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """benchmark.py on the same table with a toy backbone."""
     module = importlib.import_module("benchmark")
-    monkeypatch.setattr(importlib.import_module("rows"), "load_dataset", lambda name: table())
     monkeypatch.setattr(module, "load_backbone", lambda *args, **settings: NormalisedToy(CONTEXT, HORIZON))
     return module
 
@@ -101,9 +108,9 @@ def test_the_quick_check_fails_outside_of_what_the_seeds_of_the_store_gave(runne
             runner.main(context, quick=True, weights="")
 
 
-def test_development_runs_do_not_see_the_test_rows(runner, tmp_path, monkeypatch):
+def test_development_runs_do_not_see_the_test_rows(runner, rows_module, tmp_path, monkeypatch):
     expected = run(runner, tmp_path / "one.csv", develop=True)
-    monkeypatch.setattr(importlib.import_module("rows"), "load_dataset", lambda name: table(test_value=1e6))
+    monkeypatch.setattr(rows_module, "load_dataset", lambda name: table(test_value=1e6))
     found = run(runner, tmp_path / "other.csv", develop=True)
     assert found["test_mse"].tolist() == expected["test_mse"].tolist()
     scored = run(runner, tmp_path / "other.csv")
@@ -142,20 +149,20 @@ def test_tables_tell_gains_by_method_and_data_set(runner, tmp_path):
     assert shown["Weather"].tolist() == [f"{expected.mean():.2f} ± {expected.std():.2f}"]
 
 
-def test_a_seed_draws_the_channels_that_noise_replaces_and_a_smaller_share_is_part_of_a_larger_one(runner):
-    rows = importlib.import_module("rows")
-    draws = [frozenset(rows.noisy_channels(7, 0.5, seed).tolist()) for seed in range(6)]
+def test_a_seed_draws_the_channels_that_noise_replaces_and_a_smaller_share_is_part_of_a_larger_one(rows_module):
+    noisy_channels, rows = rows_module.noisy_channels, rows_module.Rows
+    draws = [frozenset(noisy_channels(7, 0.5, seed).tolist()) for seed in range(6)]
     assert len(set(draws)) > 3
-    assert all(set(rows.noisy_channels(7, 0.25, seed).tolist()) < draw for seed, draw in enumerate(draws))
-    untouched = rows.Rows("Weather").values
-    first, other = (rows.Rows("Weather", seed, noise=0.5).values for seed in (0, 1))
+    assert all(set(noisy_channels(7, 0.25, seed).tolist()) < draw for seed, draw in enumerate(draws))
+    untouched = rows("Weather").values
+    first, other = (rows("Weather", seed, noise=0.5).values for seed in (0, 1))
     for seed, values in enumerate((first, other)):
         replaced = np.flatnonzero((values != untouched).any(axis=0)).tolist()
-        assert set(replaced) == set(rows.noisy_channels(3, 0.5, seed).tolist())
+        assert set(replaced) == set(noisy_channels(3, 0.5, seed).tolist())
     assert (first != other).any()
 
 
-def test_noise_and_nothing_are_compared_on_the_channels_that_every_run_has(runner, tmp_path):
+def test_noise_and_nothing_are_compared_on_the_channels_that_every_run_has(runner, rows_module, tmp_path):
     figures = importlib.import_module("figures")
     run(runner, tmp_path / "store.csv")
     run(runner, tmp_path / "store.csv", drop=0.5)
@@ -163,7 +170,7 @@ def test_noise_and_nothing_are_compared_on_the_channels_that_every_run_has(runne
     left = [len(text.split()) for text in rows["channel_mse"]]
     assert left == [3, 1]
     rows["settings"] = ["{}", '{"drop": 0.5}']
-    (kept,) = set(range(3)) - set(importlib.import_module("rows").noisy_channels(3, 0.5, seed=0).tolist())
+    (kept,) = set(range(3)) - set(rows_module.noisy_channels(3, 0.5, seed=0).tolist())
     whole, alone = (np.array(text.split(), float) for text in rows["channel_mse"])
     found = figures.noise(rows).iloc[0]
     assert found["in their place"] == "nothing"
