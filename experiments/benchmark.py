@@ -41,7 +41,7 @@ from dualweaver.calibration import edges_of, interpolate_levels
 from dualweaver.data.catalogue import describe_dataset
 from dualweaver.data.files import write_file
 from dualweaver.data.windows import WindowDataset
-from dualweaver.fitting import Fitted, fit_pipeline
+from dualweaver.fitting import Fitted, Rung, fit_pipeline
 from dualweaver.pipeline import Pipeline, context_spread, mix_targets
 from dualweaver.settings import AUTO, FitSettings
 
@@ -74,23 +74,25 @@ def run(
 ) -> None:
     """One row of the store a step count ahead (and rung, with adapter=auto)."""
     settings = dict(_parsed(text) for text in change or [])
-    label = backbone.split(":")[0]
-    keys = {"data": describe_dataset(data).name, "backbone": label, "seed": seed, "test_stride": test_stride}
-    told = settings | ({"ablate": ablate} if ablate else {}) | ({"noise": noise} if noise else {})
-    told |= {"drop": drop} if drop else {}
-    told |= {"develop": True} if develop else {}
-    rest = {name: value for name, value in told.items() if name != "adapter"}
+    seen = {"ablate": ablate, "noise": noise, "drop": drop, "develop": develop}
+    told = settings | {name: value for name, value in seen.items() if value}
+    keys = {"data": describe_dataset(data).name, "backbone": backbone.split(":")[0], "seed": seed}
+    keys |= {"test_stride": test_stride}
+
+    def key(told: dict[str, Any], steps: int) -> dict[str, Any]:
+        told = told | ({} if steps == horizon else {"fitted_horizon": horizon})
+        return {**keys, "horizon": steps, "settings": json.dumps(told, sort_keys=True)}
+
     ahead = ahead or [horizon]
-    defaults = {
-        steps: _row(store, {**keys, "horizon": steps, "settings": _told(rest, horizon, steps)}) for steps in ahead
-    }
+    default = {name: value for name, value in told.items() if name != "adapter"}
+    known = {steps: _row(store, key(default, steps)) for steps in ahead} if default_known else {}
     if default_known and settings.get("adapter") != AUTO:
         raise typer.BadParameter("a ladder has only --set adapter=auto", param_hint="--default-known")
-    if default_known and None in defaults.values():
+    if None in known.values():
         raise typer.BadParameter(
             "the store has no row of the default for this data, seed and stride", param_hint="store"
         )
-    if all(_stored(store, {**keys, "horizon": steps, "settings": _told(told, horizon, steps)}) for steps in ahead):
+    if all(_row(store, key(told, steps)) for steps in ahead):
         print("in the store already:", keys, told)
         return
     started = time.perf_counter()
@@ -99,27 +101,18 @@ def run(
     seconds = round(time.perf_counter() - started, 1)
     for steps in ahead:
         test = rows.to_score(fitted.pipeline, steps)
-        scored = {id(rung.pipeline): score(rung.pipeline, test, test_stride) for rung in fitted.rungs}
-        results = [(told, fitted.chosen)]
-        if settings.get("adapter") == AUTO:
-            ladder = [{"adapter": "dualweaver"}, {"adapter": "fine-tune"}, {"fine_tune": True}][-len(fitted.rungs) :]
-            climbed = zip(ladder, fitted.rungs, strict=True)
-            results += [
-                ({**rest, **{k: v for k, v in step.items() if v != "dualweaver"}}, rung) for step, rung in climbed
-            ]
-        for described, rung in results:
-            row = {**keys, "horizon": steps, "settings": _told(described, horizon, steps)}
-            row |= {"val_mse": rung.error.mean(), "val_zero_shot_mse": fitted.scores["zero_shot_mse"].mean()}
-            row |= {"fallback": int(rung.pipeline.fallback.sum()), "fit_seconds": seconds}
-            row |= {"forecaster": rung.settings.adapter + (" (fine-tuned)" if rung.settings.trains_backbone else "")}
-            row |= scored[id(rung.pipeline)]
-            row |= {
-                "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
-                "threads": torch.get_num_threads(),
-                "revision": _revision(),
+        scored = {id(rung): score(rung.pipeline, test, test_stride) for rung in fitted.rungs}
+        for name, rung in _named_rungs(fitted, told):
+            row = {
+                **key(name, steps),
+                **_selection(rung, fitted),
+                "fit_seconds": seconds,
+                **scored[id(rung)],
+                **_here(),
             }
-            if default_known and described.get("adapter") == AUTO and defaults[steps]["val_mse"] <= row["val_mse"]:
-                row = {**defaults[steps], "settings": row["settings"]}
+            first = known.get(steps)
+            if first and rung is fitted.chosen and name is told and first["val_mse"] <= row["val_mse"]:
+                row = {**first, "settings": row["settings"]}
             print(json.dumps(row, indent=1))
             _append(row, store)
 
@@ -224,8 +217,34 @@ def score(pipeline: Pipeline, windows: WindowDataset, stride: int) -> dict[str, 
     return scores
 
 
-def _told(settings: dict[str, Any], horizon: int, ahead: int) -> str:
-    return json.dumps(settings | ({} if ahead == horizon else {"fitted_horizon": horizon}), sort_keys=True)
+def _named_rungs(fitted: Fitted, told: dict[str, Any]) -> list[tuple[dict[str, Any], Rung]]:
+    """What validation chose, under the settings of the run, and each rung of a ladder under its own."""
+    named = [(told, fitted.chosen)]
+    if told.get("adapter") == AUTO:
+        rest = {name: value for name, value in told.items() if name != "adapter"}
+        ladder: list[dict[str, Any]] = [{}, {"adapter": "fine-tune"}, {"fine_tune": True}]
+        climbed = zip(ladder[-len(fitted.rungs) :], fitted.rungs, strict=True)
+        named += [({**rest, **step}, rung) for step, rung in climbed]
+    return named
+
+
+def _selection(rung: Rung, fitted: Fitted) -> dict[str, Any]:
+    """How a rung did on validation."""
+    return {
+        "val_mse": rung.error.mean(),
+        "val_zero_shot_mse": fitted.scores["zero_shot_mse"].mean(),
+        "fallback": int(rung.pipeline.fallback.sum()),
+        "forecaster": rung.settings.adapter + (" (fine-tuned)" if rung.settings.trains_backbone else ""),
+    }
+
+
+def _here() -> dict[str, Any]:
+    """By what and with how much a run was made."""
+    return {
+        "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
+        "threads": torch.get_num_threads(),
+        "revision": _revision(),
+    }
 
 
 class _LaterRungs(FitSettings):
@@ -240,10 +259,6 @@ def _row(store: Path, key: dict[str, Any]) -> dict[str, Any] | None:
     rows = pd.read_csv(store) if store.exists() else pd.DataFrame(columns=KEYS)
     found = rows[(rows[KEYS].astype(str) == [str(key[name]) for name in KEYS]).all(axis=1)]
     return None if found.empty else found.iloc[0].to_dict()
-
-
-def _stored(store: Path, key: dict[str, Any]) -> bool:
-    return _row(store, key) is not None
 
 
 def _append(row: dict[str, Any], store: Path) -> None:

@@ -59,6 +59,7 @@ DEVELOPED = {
 }
 
 PLACES = {"noise": "noise", "drop": "nothing"}  # what is there instead of some channels
+CHANGE, ERROR, NOISY_GAIN = "change of the error, %", "standard error", "gain over zero-shot, %"
 PAIRS = [
     ("DualWeaver (default)", "paper's objective"),
     ("DualWeaver (default)", "AdaPTS"),
@@ -152,7 +153,10 @@ def further(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def noise(rows: pd.DataFrame) -> pd.DataFrame:
-    """Errors of the channels that every run has, against the same method without noise and against zero-shot."""
+    """Errors of the channels that every run has, against the same method without noise and against zero-shot.
+
+    A run is compared with that of its own seed. Below the sets stand their means, where a method was run on all.
+    """
     names, lines = {settings: name for name, settings in METHODS.items()}, []
     for _, row in rows[rows["settings"].str.contains('"noise"|"drop"')].iterrows():
         told = benchmark.json.loads(row["settings"])
@@ -168,17 +172,20 @@ def noise(rows: pd.DataFrame) -> pd.DataFrame:
         )
         whole = len(clean_errors)
         kept = np.setdiff1d(np.arange(whole), noisy_channels(whole, 0.5, row["seed"]))
-        clean = clean_errors[kept].mean()
         if len(errors) == whole:  # else only those are there
             errors, gains = errors[kept], gains[kept]
-        change = 100 * (errors.mean() / clean - 1)
+        change = 100 * (errors.mean() / clean_errors[kept].mean() - 1)
         gain = 100 * (1 - errors.mean() / (errors / (1 - gains)).mean())
-        found = {"change of the error, %": change, "gain over zero-shot, %": gain}
-        what = {"data": row["data"], "method": names[settings], "in their place": place, "channels, %": 100 * share}
-        lines.append({**what, **found})
-    by = list(what)
-    grouped = pd.DataFrame(lines).groupby(by)
-    return grouped.mean().join(grouped.size().rename("seeds")).reset_index()
+        lines.append((row["data"], names[settings], place, 100 * share, change, gain))
+    what = ["method", "in their place", "channels, %"]
+    runs = pd.DataFrame(lines, columns=["data", *what, CHANGE, NOISY_GAIN]).groupby(["data", *what])
+    table = runs.mean().assign(**{ERROR: runs[CHANGE].sem(), "seeds": runs.size()}).reset_index()
+    sets = table.groupby(what)
+    means = sets[[CHANGE, NOISY_GAIN]].mean()
+    means[ERROR] = sets[ERROR].agg(lambda errors: (errors**2).sum(skipna=False) ** 0.5 / len(errors))
+    means["seeds"] = sets["seeds"].sum()
+    means = means[sets.size() == max(sets.size())].reset_index()
+    return pd.concat([table, means.assign(data="mean")])[["data", *what, CHANGE, ERROR, NOISY_GAIN, "seeds"]]
 
 
 @app.command()
