@@ -22,17 +22,16 @@ from dualweaver.data.frames import Block, Layout, Table, future_index, read_tabl
 from dualweaver.errors import DataError, SettingError
 from dualweaver.evaluation import BacktestReport, backtest, season_length
 from dualweaver.fitting import fit_pipeline
+from dualweaver.forecasting import check_magnitudes, forecast_blocks, tail_of
 from dualweaver.influence import channel_influence, spread_contexts
 from dualweaver.notices import notify
-from dualweaver.pipeline import ArrayForecast, Pipeline
+from dualweaver.pipeline import Pipeline
 from dualweaver.plotting import plot_channels, split_forecast
 from dualweaver.precision import load_in_precision
 from dualweaver.resume import ResumeFolder
 from dualweaver.settings import AUTO, FitSettings
 
 __all__ = ["DualWeaver"]
-
-LARGEST = 1e100  # variances of larger numbers leave the range of a float
 
 
 class DualWeaver(BaseEstimator):
@@ -177,7 +176,7 @@ class DualWeaver(BaseEstimator):
             missing=self.missing,
             missing_values=self.missing_values,
         )
-        _check_magnitudes(table)
+        check_magnitudes(table.blocks, table.columns)
         targets = self._target_positions(table.columns)
         backbone = load_in_precision(self.backbone, settings.loaded_precision, self.context_length)
         if settings.horizon > backbone.native_horizon:
@@ -196,7 +195,7 @@ class DualWeaver(BaseEstimator):
         self.plan_ = fitted.pipeline.adapter.plan
         self.scores_ = fitted.scores.set_axis(pd.Index(self.targets_, name="channel", tupleize_cols=False))
         rows = max(self.context_length_, 2 * settings.horizon)  # what a forecast sees, and what a plot shows
-        self.tails_ = tuple(_tail(block, rows) for block in table.blocks)
+        self.tails_ = tuple(tail_of(block, rows) for block in table.blocks)
         self.n_features_in_ = len(self.columns_)
         if self.verbose:
             print(self._summary(), file=sys.stderr)
@@ -228,7 +227,7 @@ class DualWeaver(BaseEstimator):
         keys = _quantile_columns(self.quantiles if quantiles is None else quantiles, level)
         levels = tuple(sorted(set(keys.values())))
         blocks = self.tails_ if df is None else self._read(df).blocks
-        forecasts = self._forecast_blocks(blocks, horizon, levels)
+        forecasts = forecast_blocks(self.pipeline_, blocks, self.targets_, horizon, levels, fitted_horizon=self.horizon)
         parts = []
         for block, forecast in zip(blocks, forecasts, strict=True):
             arrays: dict[str | float, npt.NDArray[np.float64]] = {"mean": forecast.mean[0]}
@@ -363,39 +362,6 @@ class DualWeaver(BaseEstimator):
             raise SettingError(f"entity={entity!r}: pass the one to draw, among {', '.join(map(repr, known[:8]))}")
         return blocks[known.index(entity)]
 
-    def _forecast_blocks(self, blocks: Sequence[Block], horizon: int, levels: Sequence[float]) -> list[ArrayForecast]:
-        """One forecast `[1, horizon, target]` a block, after all of them were checked."""
-        needed, native = self.pipeline_.backbone.min_context, self.pipeline_.backbone.native_horizon
-        for block in blocks:
-            if len(block.index) < needed:
-                raise DataError(
-                    f"{_named(block)} has {len(block.index)} rows: the backbone needs at least {needed} to forecast "
-                    "what follows"
-                )
-        shortest = min(blocks, key=lambda block: len(block.index))
-        if len(shortest.index) < self.context_length_:
-            notify(
-                f"{_named(shortest)} has {len(shortest.index)} rows: its forecast sees these only, instead of "
-                f"{self.context_length_}"
-            )
-        if horizon > max(native, self.horizon):
-            notify(
-                f"horizon {horizon} is beyond the backbone's native horizon of {native} steps and the {self.horizon} "
-                "it was fitted for: forecasts are rolled forward, fed back as context"
-            )
-        forecasts = []
-        for block in blocks:
-            forecast = self.pipeline_.forecast(block.values[None, -self.context_length_ :], horizon, levels)
-            broken = np.unique(np.argwhere(~np.isfinite(forecast.mean))[:, 2])
-            if len(broken):
-                names = [self.targets_[position] for position in broken]
-                raise DataError(
-                    f"the forecast of {', '.join(map(repr, names[:8]))} in {_named(block)} is not finite: its values "
-                    "are too far from those that the model was fitted on, or the backbone is broken"
-                )
-            forecasts.append(forecast)
-        return forecasts
-
     def _target_positions(self, columns: tuple[Hashable, ...]) -> list[int]:
         if self.targets is None:
             return list(range(len(columns)))
@@ -416,28 +382,6 @@ class DualWeaver(BaseEstimator):
             more = f" and {len(back) - 8} more" if len(back) > 8 else ""
             line += f"; no gain, so zero-shot forecasts: {', '.join(map(str, back[:8]))}{more}"
         return line
-
-
-def _tail(block: Block, rows: int) -> Block:
-    """The last rows as a copy of their own, so that the rest of the frame can be freed."""
-    rows = max(rows, 9)  # future time stamps are told from several
-    index = block.index[-rows:].copy(deep=True)
-    return Block(block.entity, index, block.values[-rows:].copy(), block.observed[-rows:].copy())
-
-
-def _named(block: Block) -> str:
-    return "the frame" if block.entity is None else f"entity {block.entity!r}"
-
-
-def _check_magnitudes(table: Table) -> None:
-    """Refuse numbers whose squares leave the range of a float."""
-    for block in table.blocks:
-        largest = np.maximum(block.values.max(axis=0), -block.values.min(axis=0))
-        for name, size in zip(table.columns, largest, strict=True):
-            if size > LARGEST:
-                raise DataError(
-                    f"column {name!r} holds numbers as large as {size:.3g}: rescale it to below {LARGEST:g}"
-                )
 
 
 def _quantile_columns(quantiles: Sequence[float] | None, level: Sequence[float] | None) -> dict[str | float, float]:
