@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from dualweaver.adapters import Adapter, AdaPTS, DualWeaverAdapter, FineTune, ZeroShot
+from dualweaver.backbones import Backbone
 from dualweaver.cache import Kept, kept_for
 from dualweaver.compilation import compiled
 from dualweaver.data.module import WindowDataModule, stride_for
@@ -24,7 +25,7 @@ from dualweaver.resume import ResumeFolder, Stage
 from dualweaver.settings import FitSettings
 from dualweaver.training import BestWeights, TrainingSettings, train_adapter
 
-__all__ = ["fit_reconstruction", "make_stages", "train_stages"]
+__all__ = ["choose_share", "fit_reconstruction", "make_stages", "train_stages"]
 
 SERIES_PER_BATCH = 2048  # series that carry gradients at once; wider batches are accumulated
 
@@ -101,7 +102,8 @@ def train_stages(
         if interrupted:
             break
         if isinstance(adapter, DualWeaverAdapter) and adapter.shares and trained.best_epoch > 0:
-            history += _choose_share(adapter, name, pipeline, validation, settings.seed)
+            errors = choose_share(adapter, pipeline.backbone, validation, pipeline.context_length, settings.seed)
+            history += [{"stage": f"{name}: share {at:g}", "epoch": 0, "val_mse": mse} for at, mse in errors.items()]
     return pd.DataFrame(history, columns=COLUMNS), interrupted
 
 
@@ -138,24 +140,20 @@ def _choose_rate(
     return min(errors, key=errors.__getitem__), history
 
 
-def _choose_share(
-    adapter: DualWeaverAdapter,
-    name: str,
-    pipeline: Pipeline,
-    validation: WindowDataset,
-    seed: int,
-) -> History:
-    """Leave a trained filter at the share of its edit with the lowest validation error; one row a share."""
+def choose_share(
+    adapter: DualWeaverAdapter, backbone: Backbone, validation: WindowDataset, context_length: int, seed: int
+) -> dict[float, float]:
+    """Leave a trained filter at the share of its edit with the lowest validation error; the error of every share."""
     assert adapter.weaver.context_filter is not None
     take = adapter.weaver.context_filter.strength.fill_
     errors = {}
     for share in adapter.shares:
         take(share)
-        forecast, truth = forecast_windows(adapter, pipeline.backbone, validation, pipeline.context_length, seed=seed)
+        forecast, truth = forecast_windows(adapter, backbone, validation, context_length, seed=seed)
         squared = (forecast.mean - truth).double().square().mean(dim=(0, 1))
         errors[share] = float(adapter.weighted_mean(squared.to(adapter.weights.device)))
     take(min(errors, key=errors.__getitem__))
-    return [{"stage": f"{name}: share {share:g}", "epoch": 0, "val_mse": error} for share, error in errors.items()]
+    return errors
 
 
 def _train_stage(

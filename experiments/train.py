@@ -8,7 +8,8 @@
 `fit` trains on the train rows and selects on the validation rows; with a checkpoint it goes on from there. `test`
 scores the test rows. Later files override earlier ones, options override files; `fit --help` lists all of them. Weights
 are those of a hub, unless an option or an environment variable (DUALWEAVER_TTM, DUALWEAVER_TIMER, ...) names a folder.
-The default adapter forecasts with half of what its filter learned: it is `DualWeaver.fit` that chooses the share.
+At its end `fit` chooses, on validation rows, with which share of what the default adapter's filter learned the best
+checkpoint forecasts, as `DualWeaver.fit` does; until then it is half.
 Logs are CSV files; `--trainer.logger TensorBoardLogger --trainer.logger.save_dir runs` takes TensorBoard, if installed.
 
 The paper's protocol goes on top of any data set; `sft.yaml` is its first stage, whose checkpoint the second one adapts:
@@ -37,7 +38,7 @@ from torch.utils.data import DataLoader
 from torchmetrics import MeanAbsoluteError, MeanSquaredError
 
 from dualweaver import DualWeaver
-from dualweaver.adapters import AdaPTS, ZeroShot
+from dualweaver.adapters import AdaPTS, DualWeaverAdapter, ZeroShot
 from dualweaver.compilation import compiled
 from dualweaver.data.catalogue import describe_dataset, load_dataset
 from dualweaver.data.files import read_file
@@ -47,8 +48,9 @@ from dualweaver.data.windows import WindowDataset, whole_batch
 from dualweaver.errors import DualWeaverError, SettingError
 from dualweaver.precision import load_in_precision
 from dualweaver.settings import FitSettings
-from dualweaver.stages import SERIES_PER_BATCH, fit_reconstruction
+from dualweaver.stages import SERIES_PER_BATCH, choose_share, fit_reconstruction
 from dualweaver.training import AdaptationModule, TrainingSettings
+from dualweaver.weaver import FILTER_STRENGTH
 
 __all__ = ["Experiment", "ProtocolData", "main"]
 
@@ -148,6 +150,10 @@ class Experiment(AdaptationModule):
             self._while_training.enter_context(self.backbone.unfrozen())
         elif self.compiles:
             self._while_training.enter_context(compiled(self.backbone))
+
+    def on_fit_start(self) -> None:
+        if isinstance(self.adapter, DualWeaverAdapter) and self.adapter.weaver.context_filter is not None:
+            self.adapter.weaver.context_filter.strength.fill_(FILTER_STRENGTH)  # a best checkpoint holds a chosen one
 
     def teardown(self, stage: str) -> None:
         self._while_training.close()
@@ -260,7 +266,32 @@ class ExperimentCLI(LightningCLI):
     def after_fit(self) -> None:
         kept = self.trainer.checkpoint_callback
         assert isinstance(kept, ModelCheckpoint)
-        print(f"lowest validation MSE {float(kept.best_model_score):.5f}: {kept.best_model_path}")
+        told = f"lowest validation MSE {float(kept.best_model_score):.5f}: {kept.best_model_path}"
+        if (
+            self.trainer.is_global_zero
+            and isinstance(self.model.adapter, DualWeaverAdapter)
+            and self.model.adapter.shares
+        ):
+            share, error = self._settle_share(Path(kept.best_model_path))
+            told += f"; {error:.5f} with {share:g} of the filter's edit, kept with it"
+        print(told)
+
+    def _settle_share(self, file: Path) -> tuple[float, float]:
+        """Leave model and checkpoint at the best weights, with the share of the edit that validation prefers."""
+        state = torch.load(file, map_location="cpu", weights_only=True)
+        module, name = self.model, "adapter.weaver.context_filter.strength"
+        before = state["state_dict"][name].clone()
+        module.on_load_checkpoint(state)
+        module.load_state_dict(state["state_dict"])
+        windows, seed = self.datamodule.validation_windows, module.settings.seed
+        errors = choose_share(module.adapter, module.backbone, windows, module.context_length, seed)
+        state["state_dict"][name] = chosen = module.adapter.weaver.context_filter.strength.cpu()
+        if chosen != before:
+            module.on_save_checkpoint(state)
+            aside = file.with_suffix(".aside")
+            torch.save(state, aside)
+            aside.replace(file)
+        return float(chosen), errors[float(chosen)]
 
 
 def main(arguments: list[str] | None = None) -> ExperimentCLI:

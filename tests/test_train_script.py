@@ -98,8 +98,37 @@ def test_the_checkpoint_that_is_best_before_a_resume_stays_the_best_until_it_is_
     before = (folder / "best.ckpt").read_bytes()
     capsys.readouterr()
     run(train, "fit", **{"trainer.max_epochs": 3, "ckpt_path": folder / "last.ckpt"})
-    assert capsys.readouterr().out == "lowest validation MSE 0.00000: runs/version_0/checkpoints/best.ckpt\n"
+    assert capsys.readouterr().out.startswith("lowest validation MSE 0.00000: runs/version_0/checkpoints/best.ckpt; ")
     assert (folder / "best.ckpt").read_bytes() == before
+
+
+def test_the_best_checkpoint_forecasts_with_the_share_of_the_edit_that_validation_prefers(
+    train: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cli = run(train, "fit", **{"model.learning_rate": 0.05})
+    module, windows = cli.model.eval(), cli.datamodule.validation_windows
+    batch = windows.__getitems__(range(len(windows)))
+    errors = {}
+    for share in module.adapter.shares:
+        module.adapter.weaver.context_filter.strength.fill_(share)
+        with torch.no_grad():
+            forecast = module.adapter(module.backbone, batch[:, : module.context_length], 8)
+        errors[share] = float((forecast - batch[:, module.context_length :]).square().mean())
+    best = min(errors, key=errors.__getitem__)
+    assert best != 0.5  # else this would hold without a choice
+    folder = tmp_path / "runs" / "version_0" / "checkpoints"
+    state = torch.load(folder / "best.ckpt", weights_only=True)["state_dict"]
+    assert float(state["adapter.weaver.context_filter.strength"]) == best
+    assert not any(name.startswith("backbone.") for name in state)
+    assert f"{errors[best]:.5f} with {best:g} of the filter's edit" in capsys.readouterr().out
+    assert {file.name for file in folder.iterdir()} == {"best.ckpt", "last.ckpt"}
+    scored = run(train, "test", **{"ckpt_path": folder / "best.ckpt"})
+    assert float(scored.model.adapter.weaver.context_filter.strength) == best
+    run(
+        train, "fit", **{"trainer.max_epochs": 3, "ckpt_path": folder / "best.ckpt"}
+    )  # epochs are compared at half again
+    state = torch.load(folder / "last.ckpt", weights_only=True)["state_dict"]
+    assert float(state["adapter.weaver.context_filter.strength"]) == 0.5
 
 
 @pytest.mark.parametrize(
