@@ -153,8 +153,14 @@ def to_markdown(frame: pd.DataFrame) -> str:
     """A markdown table of a frame without its index."""
     lines = ["| " + " | ".join(map(str, frame.columns)) + " |", "|" + "---|" * len(frame.columns)]
     for row in frame.itertuples(index=False):
-        lines.append("| " + " | ".join(f"{v:.4g}" if isinstance(v, float) else str(v) for v in row) + " |")
+        lines.append("| " + " | ".join(_cell(value) for value in row) + " |")
     return "\n".join(lines)
+
+
+def _cell(value: Any) -> str:
+    if not isinstance(value, float):
+        return str(value)
+    return "" if np.isnan(value) else f"{value:.4g}"
 
 
 def fit(
