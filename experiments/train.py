@@ -267,11 +267,8 @@ class ExperimentCLI(LightningCLI):
         kept = self.trainer.checkpoint_callback
         assert isinstance(kept, ModelCheckpoint)
         told = f"lowest validation MSE {float(kept.best_model_score):.5f}: {kept.best_model_path}"
-        if (
-            self.trainer.is_global_zero
-            and isinstance(self.model.adapter, DualWeaverAdapter)
-            and self.model.adapter.shares
-        ):
+        adapter = self.model.adapter
+        if self.trainer.is_global_zero and isinstance(adapter, DualWeaverAdapter) and adapter.shares:
             share, error = self._settle_share(Path(kept.best_model_path))
             told += f"; {error:.5f} with {share:g} of the filter's edit, kept with it"
         print(told)

@@ -177,3 +177,32 @@ def test_noise_and_nothing_are_compared_on_the_channels_that_every_run_has(runne
     assert found["change of the error, %"] == pytest.approx(100 * (alone[0] / whole[kept] - 1))
     zero_shot = rows["test_zero_shot_mse"].iloc[1]
     assert found["gain over zero-shot, %"] == pytest.approx(100 * (1 - alone[0] / zero_shot), abs=0.02)
+
+
+def test_a_noisy_run_is_compared_on_the_channels_that_stay_with_the_run_of_its_own_seed(runner):
+    figures, noisy_channels = importlib.import_module("figures"), importlib.import_module("rows").noisy_channels
+
+    def row(data: str, seed: int, settings: str, errors: list[float]) -> dict[str, Any]:
+        text = " ".join(map(str, errors))
+        told = {"data": data, "seed": seed, "settings": settings, "horizon": 96}
+        return told | {"channel_mse": text, "channel_gains": "0.2 " * len(errors)}
+
+    rows = []
+    for data, rises in (("ETTh1", [0.1, 0.3]), ("ETTh2", [-0.2, 0.0])):
+        for seed, rise in enumerate(rises):
+            noisy = [2.0] * 4
+            for channel in noisy_channels(4, 0.5, seed):
+                noisy[channel] = 50.0
+            clean = [error / (1 + rise) for error in [2.0] * 4]
+            rows += [row(data, seed, "{}", clean), row(data, seed, '{"noise": 0.5}', noisy)]
+    rows.append(row("ETTh1", 0, '{"drop": 0.5}', [3.0, 3.0]))
+    found = figures.noise(pd.DataFrame(rows)).set_index(["data", "in their place"])
+    change, error = found["change of the error, %"], found["standard error"]
+    assert change["ETTh1", "noise"] == pytest.approx(20)
+    assert change["ETTh2", "noise"] == pytest.approx(-10)
+    assert error["ETTh1", "noise"] == pytest.approx(10)
+    assert change["mean", "noise"] == pytest.approx(5)
+    assert error["mean", "noise"] == pytest.approx(50**0.5)
+    assert change["ETTh1", "nothing"] == pytest.approx(65)
+    assert ("mean", "nothing") not in found.index
+    assert found["gain over zero-shot, %"].to_numpy() == pytest.approx(20)

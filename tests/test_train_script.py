@@ -124,9 +124,8 @@ def test_the_best_checkpoint_forecasts_with_the_share_of_the_edit_that_validatio
     assert {file.name for file in folder.iterdir()} == {"best.ckpt", "last.ckpt"}
     scored = run(train, "test", **{"ckpt_path": folder / "best.ckpt"})
     assert float(scored.model.adapter.weaver.context_filter.strength) == best
-    run(
-        train, "fit", **{"trainer.max_epochs": 3, "ckpt_path": folder / "best.ckpt"}
-    )  # epochs are compared at half again
+    # from there, epochs are compared at half again
+    run(train, "fit", **{"trainer.max_epochs": 3, "ckpt_path": folder / "best.ckpt"})
     state = torch.load(folder / "last.ckpt", weights_only=True)["state_dict"]
     assert float(state["adapter.weaver.context_filter.strength"]) == 0.5
 
