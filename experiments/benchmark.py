@@ -111,7 +111,7 @@ def run(
                 **_here(),
             }
             first = known.get(steps)
-            if first and rung is fitted.chosen and name is told and first["val_mse"] <= row["val_mse"]:
+            if first and name is told and first["val_mse"] <= row["val_mse"]:  # its first rung was not fitted here
                 row = {**first, "settings": row["settings"]}
             print(json.dumps(row, indent=1))
             _append(row, store)

@@ -184,7 +184,7 @@ def noise(rows: pd.DataFrame) -> pd.DataFrame:
     means = sets[[CHANGE, NOISY_GAIN]].mean()
     means[ERROR] = sets[ERROR].agg(lambda errors: (errors**2).sum(skipna=False) ** 0.5 / len(errors))
     means["seeds"] = sets["seeds"].sum()
-    means = means[sets.size() == max(sets.size())].reset_index()
+    means = means[sets.size() == sets.size().max()].reset_index()
     return pd.concat([table, means.assign(data="mean")])[["data", *what, CHANGE, ERROR, NOISY_GAIN, "seeds"]]
 
 

@@ -41,7 +41,7 @@ from dualweaver import DualWeaver
 from dualweaver.adapters import AdaPTS, DualWeaverAdapter, ZeroShot
 from dualweaver.compilation import compiled
 from dualweaver.data.catalogue import describe_dataset, load_dataset
-from dualweaver.data.files import read_file
+from dualweaver.data.files import read_file, write_aside
 from dualweaver.data.module import WindowDataModule
 from dualweaver.data.splits import protocol_segments
 from dualweaver.data.windows import WindowDataset, whole_batch
@@ -276,19 +276,18 @@ class ExperimentCLI(LightningCLI):
     def _settle_share(self, file: Path) -> tuple[float, float]:
         """Leave model and checkpoint at the best weights, with the share of the edit that validation prefers."""
         state = torch.load(file, map_location="cpu", weights_only=True)
-        module, name = self.model, "adapter.weaver.context_filter.strength"
-        before = state["state_dict"][name].clone()
+        module = self.model
         module.on_load_checkpoint(state)
         module.load_state_dict(state["state_dict"])
         windows, seed = self.datamodule.validation_windows, module.settings.seed
         errors = choose_share(module.adapter, module.backbone, windows, module.context_length, seed)
-        state["state_dict"][name] = chosen = module.adapter.weaver.context_filter.strength.cpu()
-        if chosen != before:
+        share = min(errors, key=errors.__getitem__)
+        strength = state["state_dict"]["adapter.weaver.context_filter.strength"]
+        if strength != share:
+            strength.fill_(share)
             module.on_save_checkpoint(state)
-            aside = file.with_suffix(".aside")
-            torch.save(state, aside)
-            aside.replace(file)
-        return float(chosen), errors[float(chosen)]
+            write_aside(file, lambda aside: torch.save(state, aside))
+        return share, errors[share]
 
 
 def main(arguments: list[str] | None = None) -> ExperimentCLI:

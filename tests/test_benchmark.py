@@ -179,8 +179,8 @@ def test_noise_and_nothing_are_compared_on_the_channels_that_every_run_has(runne
     assert found["gain over zero-shot, %"] == pytest.approx(100 * (1 - alone[0] / zero_shot), abs=0.02)
 
 
-def test_a_noisy_run_is_compared_on_the_channels_that_stay_with_the_run_of_its_own_seed(runner):
-    figures, noisy_channels = importlib.import_module("figures"), importlib.import_module("rows").noisy_channels
+def test_a_noisy_run_is_compared_on_the_channels_that_stay_with_the_run_of_its_own_seed(rows_module):
+    figures, noisy_channels = importlib.import_module("figures"), rows_module.noisy_channels
 
     def row(data: str, seed: int, settings: str, errors: list[float]) -> dict[str, Any]:
         text = " ".join(map(str, errors))
