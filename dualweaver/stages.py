@@ -23,7 +23,7 @@ from dualweaver.pipeline import Pipeline, forecast_windows
 from dualweaver.planning.limits import processes
 from dualweaver.resume import ResumeFolder, Stage
 from dualweaver.settings import FitSettings
-from dualweaver.training import BestWeights, TrainingSettings, train_adapter
+from dualweaver.training import KeptWeights, TrainingSettings, train_adapter
 
 __all__ = ["choose_share", "fit_reconstruction", "make_stages", "train_stages"]
 
@@ -32,6 +32,7 @@ SERIES_PER_BATCH = 2048  # series that carry gradients at once; wider batches ar
 LEARNING_RATES = {"dualweaver": 3e-3, "adapts": 1e-3}
 # Around a fine-tuned backbone, which has left less to learn; a few steps at that rate would get nowhere.
 TUNED_RATE, TUNED_STEPS = 1e-3, 16
+PATIENCE = 3  # epochs without a better validation error that end training, but for filters
 FINE_TUNING_RATES = (1e-5, 1e-4, 1e-3)  # each is tried for one epoch, where the user names none
 
 # The pre-fit of AdaPTS. Each epoch sees random rows, so that its cost does not grow with the table.
@@ -61,7 +62,7 @@ def train_stages(
     resume: ResumeFolder | None = None,
     place: str = "",
 ) -> tuple[pd.DataFrame, bool]:
-    """Train one stage after the other; each is left at its best validation error.
+    """Train one stage after the other; each is left at its best validation error, a filter at its last epoch.
 
     Args:
         stages: what `make_stages` gave for the pipeline's adapter.
@@ -101,7 +102,7 @@ def train_stages(
         interrupted = trained.interrupted
         if interrupted:
             break
-        if isinstance(adapter, DualWeaverAdapter) and adapter.shares and trained.best_epoch > 0:
+        if isinstance(adapter, DualWeaverAdapter) and adapter.shares and trained.epoch > 0:
             errors = choose_share(adapter, pipeline.backbone, validation, pipeline.context_length, settings.seed)
             history += [{"stage": f"{name}: share {at:g}", "epoch": 0, "val_mse": mse} for at, mse in errors.items()]
     return pd.DataFrame(history, columns=COLUMNS), interrupted
@@ -166,7 +167,7 @@ def _train_stage(
     rate: float,
     stage: Stage | None,
     max_epochs: int | None = None,
-) -> BestWeights:
+) -> KeptWeights:
     at_once = max(1, SERIES_PER_BATCH // max(adapter.series_per_window, adapter.channels))
     own = settings.batch_size // settings.devices
     accumulate = math.ceil(own / at_once)
@@ -182,9 +183,12 @@ def _train_stage(
         validation_batch_size=at_once,
         seed=settings.seed,
     )
+    # a filter is trained to the end of its schedule: validation prefers early epochs, which later rows do not confirm
+    patience = None if isinstance(adapter, DualWeaverAdapter) and adapter.shares else PATIENCE
     training = TrainingSettings(
         max_epochs=max_epochs or settings.max_epochs,
         learning_rate=rate,
+        patience=patience,
         accumulate=accumulate,
         seed=settings.seed,
         verbose=settings.verbose,
