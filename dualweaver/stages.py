@@ -32,7 +32,11 @@ SERIES_PER_BATCH = 2048  # series that carry gradients at once; wider batches ar
 LEARNING_RATES = {"dualweaver": 3e-3, "adapts": 1e-3}
 # Around a fine-tuned backbone, which has left less to learn; a few steps at that rate would get nowhere.
 TUNED_RATE, TUNED_STEPS = 1e-3, 16
-PATIENCE = 3  # epochs without a better validation error that end training, but for filters
+# Around an untouched backbone a filter is trained to the end of its schedule, and forecasts apply one of the adapter's
+# `shares` of its edit: the epoch that validation preferred, and a choice of more shares, did worse on other rows. Around
+# a fine-tuned one that was no better; there, the best epoch is kept, with one of these.
+TUNED_SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
+PATIENCE = 3  # epochs without a better validation error, after which training stops
 FINE_TUNING_RATES = (1e-5, 1e-4, 1e-3)  # each is tried for one epoch, where the user names none
 
 # The pre-fit of AdaPTS. Each epoch sees random rows, so that its cost does not grow with the table.
@@ -62,7 +66,7 @@ def train_stages(
     resume: ResumeFolder | None = None,
     place: str = "",
 ) -> tuple[pd.DataFrame, bool]:
-    """Train one stage after the other; each is left at its best validation error, a filter at its last epoch.
+    """Train one stage after the other; each is left at its best validation error, or at its last epoch (`TUNED_SHARES`).
 
     Args:
         stages: what `make_stages` gave for the pipeline's adapter.
@@ -103,7 +107,10 @@ def train_stages(
         if interrupted:
             break
         if isinstance(adapter, DualWeaverAdapter) and adapter.shares and trained.epoch > 0:
-            errors = choose_share(adapter, pipeline.backbone, validation, pipeline.context_length, settings.seed)
+            shares = TUNED_SHARES if settings.fine_tune else adapter.shares
+            errors = choose_share(
+                adapter, shares, pipeline.backbone, validation, pipeline.context_length, settings.seed
+            )
             history += [{"stage": f"{name}: share {at:g}", "epoch": 0, "val_mse": mse} for at, mse in errors.items()]
     return pd.DataFrame(history, columns=COLUMNS), interrupted
 
@@ -142,13 +149,18 @@ def _choose_rate(
 
 
 def choose_share(
-    adapter: DualWeaverAdapter, backbone: Backbone, validation: WindowDataset, context_length: int, seed: int
+    adapter: DualWeaverAdapter,
+    shares: Sequence[float],
+    backbone: Backbone,
+    validation: WindowDataset,
+    context_length: int,
+    seed: int,
 ) -> dict[float, float]:
     """Leave a trained filter at the share of its edit with the lowest validation error; the error of every share."""
     assert adapter.weaver.context_filter is not None
     take = adapter.weaver.context_filter.strength.fill_
     errors = {}
-    for share in adapter.shares:
+    for share in shares:
         take(share)
         forecast, truth = forecast_windows(adapter, backbone, validation, context_length, seed=seed)
         squared = (forecast.mean - truth).double().square().mean(dim=(0, 1))
@@ -183,12 +195,11 @@ def _train_stage(
         validation_batch_size=at_once,
         seed=settings.seed,
     )
-    # a filter is trained to the end of its schedule: validation prefers early epochs, which later rows do not confirm
-    patience = None if isinstance(adapter, DualWeaverAdapter) and adapter.shares else PATIENCE
+    whole_schedule = isinstance(adapter, DualWeaverAdapter) and bool(adapter.shares) and not settings.fine_tune
     training = TrainingSettings(
         max_epochs=max_epochs or settings.max_epochs,
         learning_rate=rate,
-        patience=patience,
+        patience=None if whole_schedule else PATIENCE,
         accumulate=accumulate,
         seed=settings.seed,
         verbose=settings.verbose,

@@ -42,7 +42,7 @@ class TrainingSettings:
         learning_rate: of AdamW, decayed to zero by a cosine over `max_epochs`, epoch by epoch.
         weight_decay, betas: of AdamW.
         patience: epochs without a better validation error after which training stops; its best epoch is kept. With None
-            all epochs are trained, and the last is kept.
+            all epochs are trained, and the last is kept unless the user stops before.
         gradient_clip: largest norm of the gradient.
         accumulate: batches whose gradients are averaged before a step.
         seed: governs initial weights, order and dropout.
@@ -154,10 +154,7 @@ class AdaptationModule(L.LightningModule):
 
 
 class KeptWeights(Callback):
-    """Keeps what was trained, at its best validation error or as it was last, and the course of training.
-
-    Args:
-        last: keep the last epoch's, whatever validation says.
+    """Keeps what was trained at its best validation error, or what it is told to `take`, and the course of training.
 
     Attributes:
         epoch: of what is kept, from 1; 0 is before training.
@@ -168,8 +165,7 @@ class KeptWeights(Callback):
 
     interrupted = False
 
-    def __init__(self, *, last: bool = False) -> None:
-        self.last = last
+    def __init__(self) -> None:
         self.error, self.epoch = float("inf"), 0
         self.history: list[dict[str, float]] = []
         self._weights: dict[str, Tensor] = {}
@@ -180,9 +176,13 @@ class KeptWeights(Callback):
         epoch = 0 if trainer.sanity_checking else trainer.current_epoch + 1
         value = float(trainer.callback_metrics["val_mse"])
         self.history.append({"epoch": epoch, "val_mse": value})
-        if self.last or value < self.error:
-            self.error, self.epoch = value, epoch
-            self._weights = {name: tensor.detach().clone() for name, tensor in _trained(pl_module).items()}
+        if value < self.error:
+            self.take(pl_module)
+
+    def take(self, module: L.LightningModule) -> None:
+        """Keep the weights of the epoch that was validated last, which `module` has now, whatever their error."""
+        self.error, self.epoch = self.history[-1]["val_mse"], int(self.history[-1]["epoch"])
+        self._weights = {name: tensor.detach().clone() for name, tensor in _trained(module).items()}
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._rate = trainer.optimizers[0].param_groups[0]["lr"]  # at the end the schedule has moved on already
@@ -288,7 +288,7 @@ def train_adapter(
     if references and (known := references.read()):
         module.references.copy_(known["losses"])
     unknown = int(module.references.isnan().sum())
-    course, stop = KeptWeights(last=settings.patience is None), StopOnInterrupt(verbose=settings.verbose)
+    course, stop = KeptWeights(), StopOnInterrupt(verbose=settings.verbose)
     callbacks: list[Callback] = [course, stop]
     if settings.patience is not None:
         callbacks.append(EarlyStopping("val_mse", patience=settings.patience, mode="min"))
@@ -325,12 +325,13 @@ def train_adapter(
             trainer.fit(module, datamodule=data, ckpt_path=start)
             if references and trainer.is_global_zero and int(module.references.isnan().sum()) < unknown:
                 references.write({"losses": module.references})
+            if settings.patience is None and not stop.asked:
+                course.take(module)
         course.restore(module)
         module.to(device)
     if stop.asked:
         course.interrupted = True
-        which = "last" if course.last else "best"
-        notify(f"{label}: interrupted; the {which} weights so far (epoch {course.epoch}) are kept")
+        notify(f"{label}: interrupted; the best weights so far (epoch {course.epoch}) are kept")
     elif stage and kept is None:
         stage.finish(course.state_dict())
     return course

@@ -93,6 +93,16 @@ def test_training_stops_after_so_many_epochs_without_a_better_one() -> None:
     assert len(errors) == int(np.argmin(errors)) + 1 + 2
 
 
+def test_without_patience_all_epochs_are_trained_and_the_last_is_kept() -> None:
+    adapter, backbone = weaver(), NormalisedToy()
+    course = train(adapter, backbone, max_epochs=6, patience=None, learning_rate=100.0)
+    errors = [row["val_mse"] for row in course.history]
+    assert len(errors) == 1 + 6
+    assert course.epoch == 6
+    assert course.error == errors[-1] > min(errors)
+    assert validation_error(adapter, backbone) == pytest.approx(errors[-1], rel=1e-5)
+
+
 @pytest.mark.parametrize("objective", ["reconstruction", "paper"])
 def test_a_frozen_backbone_is_not_touched_by_training(objective: str) -> None:
     backbone = NormalisedToy()
