@@ -33,8 +33,8 @@ LEARNING_RATES = {"dualweaver": 3e-3, "adapts": 1e-3}
 # Around a fine-tuned backbone, which has left less to learn; a few steps at that rate would get nowhere.
 TUNED_RATE, TUNED_STEPS = 1e-3, 16
 # Around an untouched backbone a filter is trained to the end of its schedule, and forecasts apply one of the adapter's
-# `shares` of its edit: the epoch that validation preferred, and a choice of more shares, did worse on other rows. Around
-# a fine-tuned one that was no better; there, the best epoch is kept, with one of these.
+# `shares` of its edit: the epoch that validation preferred, and a choice of more shares, did worse on other rows.
+# Around a fine-tuned one that was no better; there, the best epoch is kept, with one of these.
 TUNED_SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 PATIENCE = 3  # epochs without a better validation error, after which training stops
 FINE_TUNING_RATES = (1e-5, 1e-4, 1e-3)  # each is tried for one epoch, where the user names none
@@ -66,7 +66,7 @@ def train_stages(
     resume: ResumeFolder | None = None,
     place: str = "",
 ) -> tuple[pd.DataFrame, bool]:
-    """Train one stage after the other; each is left at its best validation error, or at its last epoch (`TUNED_SHARES`).
+    """Train one stage after the other; each is left at its best validation error, or its last epoch (`TUNED_SHARES`).
 
     Args:
         stages: what `make_stages` gave for the pipeline's adapter.
