@@ -23,7 +23,7 @@ from dualweaver.pipeline import Pipeline, forecast_windows
 from dualweaver.planning.limits import processes
 from dualweaver.resume import ResumeFolder, Stage
 from dualweaver.settings import FitSettings
-from dualweaver.training import KeptWeights, TrainingSettings, train_adapter
+from dualweaver.training import BestWeights, TrainingSettings, train_adapter
 
 __all__ = ["choose_share", "fit_reconstruction", "make_stages", "train_stages"]
 
@@ -32,11 +32,6 @@ SERIES_PER_BATCH = 2048  # series that carry gradients at once; wider batches ar
 LEARNING_RATES = {"dualweaver": 3e-3, "adapts": 1e-3}
 # Around a fine-tuned backbone, which has left less to learn; a few steps at that rate would get nowhere.
 TUNED_RATE, TUNED_STEPS = 1e-3, 16
-# Around an untouched backbone a filter is trained to the end of its schedule, and forecasts apply one of the adapter's
-# `shares` of its edit: the epoch that validation preferred, and a choice of more shares, did worse on other rows.
-# Around a fine-tuned one that was no better; there, the best epoch is kept, with one of these.
-TUNED_SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
-PATIENCE = 3  # epochs without a better validation error, after which training stops
 FINE_TUNING_RATES = (1e-5, 1e-4, 1e-3)  # each is tried for one epoch, where the user names none
 
 # The pre-fit of AdaPTS. Each epoch sees random rows, so that its cost does not grow with the table.
@@ -66,7 +61,7 @@ def train_stages(
     resume: ResumeFolder | None = None,
     place: str = "",
 ) -> tuple[pd.DataFrame, bool]:
-    """Train one stage after the other; each is left at its best validation error, or its last epoch (`TUNED_SHARES`).
+    """Train one stage after the other; each is left at its best validation error.
 
     Args:
         stages: what `make_stages` gave for the pipeline's adapter.
@@ -106,11 +101,8 @@ def train_stages(
         interrupted = trained.interrupted
         if interrupted:
             break
-        if isinstance(adapter, DualWeaverAdapter) and adapter.shares and trained.epoch > 0:
-            shares = TUNED_SHARES if settings.fine_tune else adapter.shares
-            errors = choose_share(
-                adapter, shares, pipeline.backbone, validation, pipeline.context_length, settings.seed
-            )
+        if isinstance(adapter, DualWeaverAdapter) and adapter.shares and trained.best_epoch > 0:
+            errors = choose_share(adapter, pipeline.backbone, validation, pipeline.context_length, settings.seed)
             history += [{"stage": f"{name}: share {at:g}", "epoch": 0, "val_mse": mse} for at, mse in errors.items()]
     return pd.DataFrame(history, columns=COLUMNS), interrupted
 
@@ -149,18 +141,13 @@ def _choose_rate(
 
 
 def choose_share(
-    adapter: DualWeaverAdapter,
-    shares: Sequence[float],
-    backbone: Backbone,
-    validation: WindowDataset,
-    context_length: int,
-    seed: int,
+    adapter: DualWeaverAdapter, backbone: Backbone, validation: WindowDataset, context_length: int, seed: int
 ) -> dict[float, float]:
     """Leave a trained filter at the share of its edit with the lowest validation error; the error of every share."""
     assert adapter.weaver.context_filter is not None
     take = adapter.weaver.context_filter.strength.fill_
     errors = {}
-    for share in shares:
+    for share in adapter.shares:
         take(share)
         forecast, truth = forecast_windows(adapter, backbone, validation, context_length, seed=seed)
         squared = (forecast.mean - truth).double().square().mean(dim=(0, 1))
@@ -179,7 +166,7 @@ def _train_stage(
     rate: float,
     stage: Stage | None,
     max_epochs: int | None = None,
-) -> KeptWeights:
+) -> BestWeights:
     at_once = max(1, SERIES_PER_BATCH // max(adapter.series_per_window, adapter.channels))
     own = settings.batch_size // settings.devices
     accumulate = math.ceil(own / at_once)
@@ -195,11 +182,9 @@ def _train_stage(
         validation_batch_size=at_once,
         seed=settings.seed,
     )
-    whole_schedule = isinstance(adapter, DualWeaverAdapter) and bool(adapter.shares) and not settings.fine_tune
     training = TrainingSettings(
         max_epochs=max_epochs or settings.max_epochs,
         learning_rate=rate,
-        patience=None if whole_schedule else PATIENCE,
         accumulate=accumulate,
         seed=settings.seed,
         verbose=settings.verbose,

@@ -40,7 +40,9 @@ def separate_dropout(adapter: DualWeaverAdapter) -> None:
 
 def whole(adapter: DualWeaverAdapter) -> None:
     """Forecasts apply all of the edit that the filter has found."""
-    adapter.shares = (1.0,)
+    assert adapter.weaver.context_filter is not None
+    adapter.shares = ()
+    adapter.weaver.context_filter.strength.fill_(1)
 
 
 ABLATIONS: dict[str, Callable[[DualWeaverAdapter], None]] = {
