@@ -59,8 +59,8 @@ class DualWeaver(BaseEstimator):
         max_epochs, batch_size, learning_rate: of the training; the learning rate is the adapter's own where None.
         window_stride: steps between training windows; None leaves one to two thousand an epoch, fewer for a costly
             backbone or many channels (see `dualweaver.effort`).
-        validation_size: share of the rows (or their number) at the end of every entity that select the best epoch,
-            decide on the fall-back and calibrate the quantiles.
+        validation_size: share of the rows (or their number) at the end of every entity that choose how much of what was
+            learned forecasts apply, decide on the fall-back and calibrate the quantiles.
         targets: columns to forecast, all by default; the others only feed the fusion.
         quantiles: levels in (0, 1) that `predict` adds where it is not told otherwise.
         time_column, entity_column, freq: see `dualweaver.data.frames.read_table`.

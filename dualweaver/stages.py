@@ -23,15 +23,23 @@ from dualweaver.pipeline import Pipeline, forecast_windows
 from dualweaver.planning.limits import processes
 from dualweaver.resume import ResumeFolder, Stage
 from dualweaver.settings import FitSettings
-from dualweaver.training import BestWeights, TrainingSettings, train_adapter
+from dualweaver.training import KeptWeights, TrainingSettings, train_adapter
+from dualweaver.weaver import FILTER_STRENGTH
 
-__all__ = ["choose_share", "fit_reconstruction", "make_stages", "train_stages"]
+__all__ = ["choose_share", "fit_reconstruction", "make_stages", "standard_error", "train_stages"]
 
 SERIES_PER_BATCH = 2048  # series that carry gradients at once; wider batches are accumulated
 
 LEARNING_RATES = {"dualweaver": 3e-3, "adapts": 1e-3}
 # Around a fine-tuned backbone, which has left less to learn; a few steps at that rate would get nowhere.
 TUNED_RATE, TUNED_STEPS = 1e-3, 16
+# Around an untouched backbone a filter is trained to the end of its schedule, and forecasts apply more than half of
+# its edit only where validation is so many standard errors sure of it: the epoch that validation preferred, and a free
+# choice of shares, did worse on other rows. Around a fine-tuned backbone this was no better; there, the best epoch is
+# kept, with whichever of these shares has the lowest error.
+SURE = 2.0
+TUNED_SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
+PATIENCE = 3  # epochs without a better validation error, after which training stops
 FINE_TUNING_RATES = (1e-5, 1e-4, 1e-3)  # each is tried for one epoch, where the user names none
 
 # The pre-fit of AdaPTS. Each epoch sees random rows, so that its cost does not grow with the table.
@@ -61,7 +69,7 @@ def train_stages(
     resume: ResumeFolder | None = None,
     place: str = "",
 ) -> tuple[pd.DataFrame, bool]:
-    """Train one stage after the other; each is left at its best validation error.
+    """Train one stage after the other; each is left at its best validation error, or its last epoch (`TUNED_SHARES`).
 
     Args:
         stages: what `make_stages` gave for the pipeline's adapter.
@@ -101,8 +109,11 @@ def train_stages(
         interrupted = trained.interrupted
         if interrupted:
             break
-        if isinstance(adapter, DualWeaverAdapter) and adapter.shares and trained.best_epoch > 0:
-            errors = choose_share(adapter, pipeline.backbone, validation, pipeline.context_length, settings.seed)
+        if isinstance(adapter, DualWeaverAdapter) and adapter.shares and trained.epoch > 0:
+            shares, sure = (TUNED_SHARES, 0.0) if settings.fine_tune else (adapter.shares, SURE)
+            errors = choose_share(
+                adapter, shares, pipeline.backbone, validation, pipeline.context_length, settings.seed, sure
+            )
             history += [{"stage": f"{name}: share {at:g}", "epoch": 0, "val_mse": mse} for at, mse in errors.items()]
     return pd.DataFrame(history, columns=COLUMNS), interrupted
 
@@ -141,19 +152,52 @@ def _choose_rate(
 
 
 def choose_share(
-    adapter: DualWeaverAdapter, backbone: Backbone, validation: WindowDataset, context_length: int, seed: int
+    adapter: DualWeaverAdapter,
+    shares: Sequence[float],
+    backbone: Backbone,
+    validation: WindowDataset,
+    context_length: int,
+    seed: int,
+    sure: float = SURE,
 ) -> dict[float, float]:
-    """Leave a trained filter at the share of its edit with the lowest validation error; the error of every share."""
+    """Leave a trained filter at the share of its edit that validation prefers; the error of every share.
+
+    That is the best of those up to `FILTER_STRENGTH`, unless a larger one is better by `sure` standard errors (or none
+    is as small). Windows that begin within the same horizon share most of their rows and count as one block.
+    """
     assert adapter.weaver.context_filter is not None
-    take = adapter.weaver.context_filter.strength.fill_
+    take, weights = adapter.weaver.context_filter.strength.fill_, adapter.weights.cpu()
     errors = {}
-    for share in adapter.shares:
+    for share in shares:
         take(share)
         forecast, truth = forecast_windows(adapter, backbone, validation, context_length, seed=seed)
-        squared = (forecast.mean - truth).double().square().mean(dim=(0, 1))
-        errors[share] = float(adapter.weighted_mean(squared.to(adapter.weights.device)))
-    take(min(errors, key=errors.__getitem__))
-    return errors
+        squared = (forecast.mean - truth).double().square().mean(dim=1)
+        errors[share] = (squared * weights).mean(dim=-1) / weights.mean()
+    means = {share: float(error.mean()) for share, error in errors.items()}
+    cautious = [share for share in shares if share <= FILTER_STRENGTH] or shares
+    best = min(cautious, key=means.__getitem__)
+    blocks = validation.starts // (validation.length - context_length)
+    better = [
+        share
+        for share in shares
+        if share > max(cautious)
+        and means[share] < means[best] - sure * standard_error(errors[share] - errors[best], blocks)
+    ]
+    take(min([best, *better], key=means.__getitem__))
+    return means
+
+
+def standard_error(values: Tensor, blocks: Tensor) -> float:
+    """Of the mean of `values` `[n]`, of which those with the same number in `blocks` `[n]` may depend on each other.
+
+    That of clusters (Liang and Zeger 1986, for a mean), infinite with a single block.
+    """
+    numbers, block = blocks.unique(return_inverse=True)
+    count = len(numbers)
+    if count < 2:
+        return math.inf
+    sums = values.new_zeros(count).index_add_(0, block, values - values.mean())
+    return math.sqrt(float(sums.square().sum()) * count / (count - 1)) / len(values)
 
 
 def _train_stage(
@@ -166,7 +210,7 @@ def _train_stage(
     rate: float,
     stage: Stage | None,
     max_epochs: int | None = None,
-) -> BestWeights:
+) -> KeptWeights:
     at_once = max(1, SERIES_PER_BATCH // max(adapter.series_per_window, adapter.channels))
     own = settings.batch_size // settings.devices
     accumulate = math.ceil(own / at_once)
@@ -182,9 +226,11 @@ def _train_stage(
         validation_batch_size=at_once,
         seed=settings.seed,
     )
+    filtered = isinstance(adapter, DualWeaverAdapter) and adapter.weaver.context_filter is not None
     training = TrainingSettings(
         max_epochs=max_epochs or settings.max_epochs,
         learning_rate=rate,
+        patience=None if filtered and not settings.fine_tune else PATIENCE,
         accumulate=accumulate,
         seed=settings.seed,
         verbose=settings.verbose,

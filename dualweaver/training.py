@@ -30,7 +30,7 @@ from dualweaver.notices import notify
 from dualweaver.resume import SaveEpochs, Stage
 from dualweaver.seeding import seeded
 
-__all__ = ["AdaptationModule", "BestWeights", "TrainingSettings", "train_adapter"]
+__all__ = ["AdaptationModule", "KeptWeights", "TrainingSettings", "train_adapter"]
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,8 @@ class TrainingSettings:
         max_epochs: epochs at most.
         learning_rate: of AdamW, decayed to zero by a cosine over `max_epochs`, epoch by epoch.
         weight_decay, betas: of AdamW.
-        patience: epochs without a better validation error after which training stops.
+        patience: epochs without a better validation error after which training stops; its best epoch is kept. With None
+            all epochs are trained, and the last is kept unless the user stops before.
         gradient_clip: largest norm of the gradient.
         accumulate: batches whose gradients are averaged before a step.
         seed: governs initial weights, order and dropout.
@@ -55,7 +56,7 @@ class TrainingSettings:
     learning_rate: float = 1e-2
     weight_decay: float = 1e-3
     betas: tuple[float, float] = (0.9, 0.95)
-    patience: int = 3
+    patience: int | None = 3
     gradient_clip: float = 1.0
     accumulate: int = 1
     seed: int = 0
@@ -152,12 +153,12 @@ class AdaptationModule(L.LightningModule):
         return {} if self.adapter.trains_backbone else self.backbone.state_dict(prefix="backbone.")
 
 
-class BestWeights(Callback):
-    """Keeps what was trained at its best validation error, and the course of training.
+class KeptWeights(Callback):
+    """Keeps what was trained at its best validation error, or what it is told to `take`, and the course of training.
 
     Attributes:
-        best: lowest `val_mse` so far.
-        best_epoch: where it was reached, from 1; 0 is before training.
+        epoch: of what is kept, from 1; 0 is before training.
+        error: its `val_mse`.
         history: one row an epoch.
         interrupted: whether the user stopped training.
     """
@@ -165,7 +166,7 @@ class BestWeights(Callback):
     interrupted = False
 
     def __init__(self) -> None:
-        self.best, self.best_epoch = float("inf"), 0
+        self.error, self.epoch = float("inf"), 0
         self.history: list[dict[str, float]] = []
         self._weights: dict[str, Tensor] = {}
         self._rate = float("nan")
@@ -175,9 +176,13 @@ class BestWeights(Callback):
         epoch = 0 if trainer.sanity_checking else trainer.current_epoch + 1
         value = float(trainer.callback_metrics["val_mse"])
         self.history.append({"epoch": epoch, "val_mse": value})
-        if value < self.best:
-            self.best, self.best_epoch = value, epoch
-            self._weights = {name: tensor.detach().clone() for name, tensor in _trained(pl_module).items()}
+        if value < self.error:
+            self.take(pl_module)
+
+    def take(self, module: L.LightningModule) -> None:
+        """Keep the weights of the epoch that was validated last, which `module` has now, whatever their error."""
+        self.error, self.epoch = self.history[-1]["val_mse"], int(self.history[-1]["epoch"])
+        self._weights = {name: tensor.detach().clone() for name, tensor in _trained(module).items()}
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._rate = trainer.optimizers[0].param_groups[0]["lr"]  # at the end the schedule has moved on already
@@ -188,14 +193,14 @@ class BestWeights(Callback):
         row["learning_rate"] = self._rate
 
     def state_dict(self) -> dict[str, Any]:
-        return {"best": self.best, "best_epoch": self.best_epoch, "history": self.history, "weights": self._weights}
+        return {"error": self.error, "epoch": self.epoch, "history": self.history, "weights": self._weights}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.best, self.best_epoch = state_dict["best"], state_dict["best_epoch"]
+        self.error, self.epoch = state_dict["error"], state_dict["epoch"]
         self.history, self._weights = state_dict["history"], state_dict["weights"]
 
     def restore(self, module: L.LightningModule) -> None:
-        """Put the best weights back."""
+        """Put the kept weights back."""
         with torch.no_grad():
             for name, tensor in _trained(module).items():
                 if name in self._weights:
@@ -260,14 +265,14 @@ def train_adapter(
     label: str = "adapting",
     stage: Stage | None = None,
     references: Kept | None = None,
-) -> BestWeights:
-    """Train an adapter, and leave it (and a thawed backbone) at its best validation error.
+) -> KeptWeights:
+    """Train an adapter, and leave it (and a thawed backbone) at its best validation error, or as it was last.
 
-    The untrained adapter is scored first and counts as a candidate. The backbone is frozen afterwards, whatever
-    happens, and stays on its device. Ctrl-C ends training after the batch at hand, with a notice; another error passes
-    through, with the weights where they were when it occurred. With `stage`, training goes on where an earlier process
-    left it, and is not repeated where that had finished. `references` keeps the untouched backbone's losses for later
-    fits.
+    `settings.patience` says which. The untrained adapter is scored first and counts as a candidate for the best. The
+    backbone is frozen afterwards, whatever happens, and stays on its device. Ctrl-C ends training after the batch at
+    hand, with a notice; another error passes through, with the weights where they were when it occurred. With `stage`,
+    training goes on where an earlier process left it, and is not repeated where that had finished. `references` keeps
+    the untouched backbone's losses for later fits.
 
     Returns:
         The course of training.
@@ -283,8 +288,10 @@ def train_adapter(
     if references and (known := references.read()):
         module.references.copy_(known["losses"])
     unknown = int(module.references.isnan().sum())
-    best, stop = BestWeights(), StopOnInterrupt(verbose=settings.verbose)
-    callbacks: list[Callback] = [best, stop, EarlyStopping("val_mse", patience=settings.patience, mode="min")]
+    course, stop = KeptWeights(), StopOnInterrupt(verbose=settings.verbose)
+    callbacks: list[Callback] = [course, stop]
+    if settings.patience is not None:
+        callbacks.append(EarlyStopping("val_mse", patience=settings.patience, mode="min"))
     if settings.verbose:
         callbacks.append(ProgressReport(label))
     kept, start = (stage.result(), stage.newest()) if stage else (None, None)
@@ -295,7 +302,7 @@ def train_adapter(
     device = next(chain(backbone.parameters(), adapter.buffers())).device
     with seeded(settings.seed), _quiet(), thawed, again, stop.listening(), keep_freed_memory():
         if kept is not None:
-            best.load_state_dict(kept)
+            course.load_state_dict(kept)
         else:
             trainer = L.Trainer(
                 max_epochs=settings.max_epochs,
@@ -318,14 +325,16 @@ def train_adapter(
             trainer.fit(module, datamodule=data, ckpt_path=start)
             if references and trainer.is_global_zero and int(module.references.isnan().sum()) < unknown:
                 references.write({"losses": module.references})
-        best.restore(module)
+            if settings.patience is None and not stop.asked:
+                course.take(module)
+        course.restore(module)
         module.to(device)
     if stop.asked:
-        best.interrupted = True
-        notify(f"{label}: interrupted; the best weights so far (epoch {best.best_epoch}) are kept")
+        course.interrupted = True
+        notify(f"{label}: interrupted; the best weights so far (epoch {course.epoch}) are kept")
     elif stage and kept is None:
-        stage.finish(best.state_dict())
-    return best
+        stage.finish(course.state_dict())
+    return course
 
 
 @contextmanager

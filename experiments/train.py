@@ -9,7 +9,8 @@
 scores the test rows. Later files override earlier ones, options override files; `fit --help` lists all of them. Weights
 are those of a hub, unless an option or an environment variable (DUALWEAVER_TTM, DUALWEAVER_TIMER, ...) names a folder.
 At its end `fit` chooses, on validation rows, with which share of what the default adapter's filter learned the best
-checkpoint forecasts, as `DualWeaver.fit` does; until then it is half.
+checkpoint forecasts; until then it is half. (`DualWeaver.fit` chooses likewise, but of the last epoch: the best one is
+the protocol's.)
 Logs are CSV files; `--trainer.logger TensorBoardLogger --trainer.logger.save_dir runs` takes TensorBoard, if installed.
 
 The paper's protocol goes on top of any data set; `sft.yaml` is its first stage, whose checkpoint the second one adapts:
@@ -280,8 +281,10 @@ class ExperimentCLI(LightningCLI):
         module.on_load_checkpoint(state)
         module.load_state_dict(state["state_dict"])
         windows, seed = self.datamodule.validation_windows, module.settings.seed
-        errors = choose_share(module.adapter, module.backbone, windows, module.context_length, seed)
-        share = min(errors, key=errors.__getitem__)
+        adapter = module.adapter
+        errors = choose_share(adapter, adapter.shares, module.backbone, windows, module.context_length, seed)
+        assert adapter.weaver.context_filter is not None
+        share = float(adapter.weaver.context_filter.strength)
         strength = state["state_dict"]["adapter.weaver.context_filter.strength"]
         if strength != share:
             strength.fill_(share)

@@ -135,7 +135,7 @@ def test_the_ablation_of_shares_forecasts_with_the_whole_edit(runner):
     settings = {"context_length": CONTEXT, "max_epochs": 2}
     rung = runner.fit(runner.Rows("Weather"), "ttm", HORIZON, settings, "whole").chosen
     assert not rung.history["stage"].str.contains("share").any()
-    assert rung.error.mean() <= rung.history["val_mse"].min() * (1 + 1e-6)  # as good as the best epoch
+    assert rung.error.mean() <= rung.history["val_mse"].iloc[-1] * (1 + 1e-6)  # that of the last epoch, or zero-shot's
 
 
 def test_tables_tell_gains_by_method_and_data_set(runner, tmp_path):

@@ -21,11 +21,12 @@ from toys import Toy, refusal, waves, weaver
 
 from dualweaver import DualWeaver, resume
 from dualweaver.cli import main
+from dualweaver.stages import TUNED_SHARES
 from dualweaver.weaver import FILTER_SHARES
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-TRIED = len(FILTER_SHARES)  # forwards at the end of a stage
+TRIED, TUNED_TRIED = len(FILTER_SHARES), len(TUNED_SHARES)  # forwards at the end of a stage
 STAGES: dict[str, dict[str, Any]] = {
     "paper": {"objective": "paper"},
     "sampled": {"channel_sample": 2},
@@ -99,14 +100,14 @@ def test_resume_changes_no_bit_and_trains_nothing_twice(name, tmp_path):
     again = Breaks()
     assert bits(model(again, **STAGES[name]).fit(waves(), resume=tmp_path)) == expected
     # the horizon, the cost of a forward, two scores, the shares of the filter's edit and two forecasts
-    assert again.forwards <= 10 + TRIED < undisturbed.forwards
+    assert again.forwards <= 10 + TUNED_TRIED < undisturbed.forwards
     assert all("done" in file or file == "resume.json" for file in names(tmp_path))
 
 
 def test_a_fit_goes_on_from_its_last_epoch_and_finished_stages_are_not_repeated(tmp_path):
     undisturbed = Breaks()
     expected = bits(model(undisturbed, fine_tune=True, max_epochs=8).fit(waves()))
-    killed(tmp_path, undisturbed.forwards - 3 - TRIED, fine_tune=True, max_epochs=8)
+    killed(tmp_path, undisturbed.forwards - 3 - TUNED_TRIED, fine_tune=True, max_epochs=8)
     kept = names(tmp_path)
     assert [name for name in kept if "epoch" in name] == ["dualweaver.epoch-0006", "dualweaver.epoch-0007"]
     assert [name for name in kept if "done" in name] == [
@@ -121,11 +122,11 @@ def test_a_fit_goes_on_from_its_last_epoch_and_finished_stages_are_not_repeated(
 
 
 def test_early_stopping_survives_a_kill(tmp_path):
-    settings: dict[str, Any] = {"max_epochs": 40, "learning_rate": 0.1}
+    settings: dict[str, Any] = {"max_epochs": 40, "learning_rate": 0.1, "context_filter": False}
     undisturbed = Breaks()
     expected = bits(model(undisturbed, **settings).fit(waves()))
     assert len(json.loads(expected["history"])["epoch"]) < 40
-    killed(tmp_path, undisturbed.forwards - 8 - TRIED, **settings)
+    killed(tmp_path, undisturbed.forwards - 8, **settings)
     assert bits(model(**settings).fit(waves(), resume=tmp_path)) == expected
 
 

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from toy_backbones import LinearToy, NormalisedToy
 
 from dualweaver import DualWeaver, stages
-from dualweaver.adapters import AdaPTS, FineTune
+from dualweaver.adapters import AdaPTS, DualWeaverAdapter, FineTune
 from dualweaver.backbones import Backbone
 from dualweaver.data.windows import WindowDataset
 from dualweaver.errors import DataError
 from dualweaver.fitting import NOISE_WEIGHT
-from dualweaver.stages import fit_reconstruction
+from dualweaver.stages import TUNED_SHARES, fit_reconstruction
 from dualweaver.weaver import FILTER_SHARES
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -59,7 +59,9 @@ def stage_names(model: DualWeaver) -> list[str]:
 
 
 TRIALS = [f"fine-tune: trial of {rate:g}" for rate in stages.FINE_TUNING_RATES]
-WOVEN = ["dualweaver", *(f"dualweaver: share {share:g}" for share in FILTER_SHARES)]
+WOVEN, TUNED_WOVEN = (
+    ["dualweaver", *(f"dualweaver: share {share:g}" for share in shares)] for shares in (FILTER_SHARES, TUNED_SHARES)
+)
 
 
 @pytest.mark.parametrize(
@@ -71,8 +73,8 @@ WOVEN = ["dualweaver", *(f"dualweaver: share {share:g}" for share in FILTER_SHAR
         ({"adapter": "fine-tune"}, [*TRIALS, "fine-tune"]),
         ({"adapter": "fine-tune", "learning_rate": 1e-3}, ["fine-tune"]),
         ({"adapter": "fine-tune", "fine_tune": True}, [*TRIALS, "fine-tune"]),
-        ({"fine_tune": True}, [*TRIALS, "fine-tune", *WOVEN]),
-        ({"fine_tune": True, "learning_rate": 1e-3}, [*TRIALS, "fine-tune", *WOVEN]),
+        ({"fine_tune": True}, [*TRIALS, "fine-tune", *TUNED_WOVEN]),
+        ({"fine_tune": True, "learning_rate": 1e-3}, [*TRIALS, "fine-tune", *TUNED_WOVEN]),
         ({"fine_tune": True, "adapter": "adapts"}, [*TRIALS, "fine-tune", "adapts: reconstruction", "adapts"]),
         ({"adapter": "zero-shot"}, []),
     ],
@@ -121,6 +123,23 @@ def test_around_a_fine_tuned_backbone_many_steps_go_at_a_lower_rate(tuned: bool,
     history = fitted(NormalisedToy(), fine_tune=tuned, batch_size=batch).history_.set_index("stage")
     usual = stages.LEARNING_RATES["dualweaver"]
     assert history["learning_rate"]["dualweaver"].max() == (stages.TUNED_RATE if lower else usual)
+
+
+@pytest.mark.parametrize("tuned", [False, True])
+def test_a_filter_is_trained_to_the_end_and_left_there_but_not_around_a_fine_tuned_backbone(
+    tuned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loss = DualWeaverAdapter.objective
+    monkeypatch.setattr(DualWeaverAdapter, "objective", lambda *arguments: -loss(*arguments))  # it only does harm
+    history = fitted(NormalisedToy(), fine_tune=tuned, max_epochs=9).history_.set_index("stage")["val_mse"]
+    course, shares = history["dualweaver"].tolist(), history.filter(like="share").tolist()
+    assert course[0] == min(course)
+    if tuned:
+        assert len(course) == 2 + stages.PATIENCE  # untrained, and so many after the first epoch
+        assert shares == []  # nothing that was learned is kept
+    else:
+        assert len(course) == 1 + 9
+        assert shares[FILTER_SHARES.index(0.5)] == pytest.approx(course[-1], rel=1e-5)  # half, as epochs are scored
 
 
 def test_fine_tuning_that_only_does_harm_leaves_the_backbone_untouched(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -105,7 +105,7 @@ def test_the_checkpoint_that_is_best_before_a_resume_stays_the_best_until_it_is_
 def test_the_best_checkpoint_forecasts_with_the_share_of_the_edit_that_validation_prefers(
     train: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    cli = run(train, "fit", **{"model.learning_rate": 0.05})
+    cli = run(train, "fit", **{"model.learning_rate": 0.3})
     module, windows = cli.model.eval(), cli.datamodule.validation_windows
     batch = windows.__getitems__(range(len(windows)))
     errors = {}

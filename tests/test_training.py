@@ -16,7 +16,7 @@ from dualweaver.adapters import Adapter, DualWeaverAdapter, FineTune, make_adapt
 from dualweaver.backbones import Backbone, ModuleBackbone
 from dualweaver.data.module import PhasedSampler, WindowDataModule
 from dualweaver.data.windows import WindowDataset, window_starts
-from dualweaver.training import BestWeights, TrainingSettings, train_adapter
+from dualweaver.training import KeptWeights, TrainingSettings, train_adapter
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -34,7 +34,7 @@ def data(**settings: Any) -> WindowDataModule:
     return WindowDataModule(windows(160), windows(60, seed=1), **{"batch_size": 16, **settings})
 
 
-def train(adapter: Adapter, backbone: Backbone, loaded: WindowDataModule | None = None, **settings: Any) -> BestWeights:
+def train(adapter: Adapter, backbone: Backbone, loaded: WindowDataModule | None = None, **settings: Any) -> KeptWeights:
     return train_adapter(
         adapter,
         backbone,
@@ -66,8 +66,8 @@ def test_training_ends_at_the_best_validation_error_it_has_reported(name: str) -
     course = train(adapter, backbone, learning_rate=0.02)
     errors = [row["val_mse"] for row in course.history]
     assert errors[0] == pytest.approx(untrained, rel=1e-5)
-    assert course.best == min(errors) < errors[0]
-    assert validation_error(adapter, backbone) == pytest.approx(course.best, rel=1e-5)
+    assert course.error == min(errors) < errors[0]
+    assert validation_error(adapter, backbone) == pytest.approx(course.error, rel=1e-5)
     assert [row["epoch"] for row in course.history] == list(range(len(errors)))
     assert all({"train_loss", "learning_rate"} <= row.keys() for row in course.history[1:])
 
@@ -81,7 +81,7 @@ def test_training_that_only_does_harm_leaves_the_weights_as_they_were() -> None:
     adapter = Worsens(CHANNELS, range(CHANNELS))
     before = {name: weights.clone() for name, weights in adapter.state_dict().items()}
     course = train(adapter, NormalisedToy())
-    assert course.best_epoch == 0
+    assert course.epoch == 0
     assert len(course.history) > 1
     for name, weights in adapter.state_dict().items():
         torch.testing.assert_close(weights, before[name], rtol=0, atol=0)
@@ -91,6 +91,16 @@ def test_training_stops_after_so_many_epochs_without_a_better_one() -> None:
     course = train(weaver(), NormalisedToy(), max_epochs=50, patience=2, learning_rate=100.0)
     errors = [row["val_mse"] for row in course.history[1:]]
     assert len(errors) == int(np.argmin(errors)) + 1 + 2
+
+
+def test_without_patience_all_epochs_are_trained_and_the_last_is_kept() -> None:
+    adapter, backbone = weaver(), NormalisedToy()
+    course = train(adapter, backbone, max_epochs=6, patience=None, learning_rate=100.0)
+    errors = [row["val_mse"] for row in course.history]
+    assert len(errors) == 1 + 6
+    assert course.epoch == 6
+    assert course.error == errors[-1] > min(errors)
+    assert validation_error(adapter, backbone) == pytest.approx(errors[-1], rel=1e-5)
 
 
 @pytest.mark.parametrize("objective", ["reconstruction", "paper"])
@@ -140,7 +150,7 @@ def test_ctrl_c_keeps_the_best_weights_so_far() -> None:
         course = train(adapter, backbone, learning_rate=0.02, max_epochs=10)
     assert course.interrupted
     assert len(course.history) < 10
-    assert validation_error(adapter, backbone) == pytest.approx(course.best, rel=1e-5)
+    assert validation_error(adapter, backbone) == pytest.approx(course.error, rel=1e-5)
     assert signal.getsignal(signal.SIGINT) is handler
 
 
