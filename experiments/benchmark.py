@@ -235,12 +235,15 @@ def _named_rungs(fitted: Fitted, told: dict[str, Any]) -> list[tuple[dict[str, A
 
 
 def _selection(rung: Rung, fitted: Fitted) -> dict[str, Any]:
-    """How a rung did on validation."""
+    """How a rung did on validation, and with which share of a filter's edit it forecasts."""
+    weaver = getattr(rung.pipeline.adapter, "weaver", None)
+    edit = None if weaver is None else weaver.context_filter
     return {
         "val_mse": rung.error.mean(),
         "val_zero_shot_mse": fitted.scores["zero_shot_mse"].mean(),
         "fallback": int(rung.pipeline.fallback.sum()),
         "forecaster": rung.settings.adapter + (" (fine-tuned)" if rung.settings.trains_backbone else ""),
+        "share": None if edit is None else float(edit.strength),
     }
 
 
