@@ -13,31 +13,28 @@ import torch
 from torch import Tensor
 
 from dualweaver.adapters import Adapter, AdaPTS, DualWeaverAdapter, FineTune, ZeroShot
-from dualweaver.backbones import Backbone
 from dualweaver.cache import Kept, kept_for
 from dualweaver.compilation import compiled
 from dualweaver.data.module import WindowDataModule, stride_for
 from dualweaver.data.windows import WindowDataset
 from dualweaver.effort import epoch_windows
-from dualweaver.pipeline import Pipeline, forecast_windows
+from dualweaver.pipeline import Pipeline
 from dualweaver.planning.limits import processes
 from dualweaver.resume import ResumeFolder, Stage
 from dualweaver.settings import FitSettings
+from dualweaver.shares import choose_share
 from dualweaver.training import KeptWeights, TrainingSettings, train_adapter
-from dualweaver.weaver import FILTER_STRENGTH
 
-__all__ = ["choose_share", "fit_reconstruction", "make_stages", "standard_error", "train_stages"]
+__all__ = ["fit_reconstruction", "make_stages", "train_stages"]
 
 SERIES_PER_BATCH = 2048  # series that carry gradients at once; wider batches are accumulated
 
 LEARNING_RATES = {"dualweaver": 3e-3, "adapts": 1e-3}
 # Around a fine-tuned backbone, which has left less to learn; a few steps at that rate would get nowhere.
 TUNED_RATE, TUNED_STEPS = 1e-3, 16
-# Around an untouched backbone a filter is trained to the end of its schedule, and forecasts apply more than half of
-# its edit only where validation is so many standard errors sure of it: the epoch that validation preferred, and a free
-# choice of shares, did worse on other rows. Around a fine-tuned backbone this was no better; there, the best epoch is
-# kept, with whichever of these shares has the lowest error.
-SURE = 2.0
+# Around an untouched backbone a filter is trained to the end of its schedule: the epoch that validation preferred did
+# worse on other rows. Around a fine-tuned backbone this was no better; there, the best epoch is kept, with whichever of
+# these shares of its edit has the lowest error.
 TUNED_SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 PATIENCE = 3  # epochs without a better validation error, after which training stops
 FINE_TUNING_RATES = (1e-5, 1e-4, 1e-3)  # each is tried for one epoch, where the user names none
@@ -110,10 +107,8 @@ def train_stages(
         if interrupted:
             break
         if isinstance(adapter, DualWeaverAdapter) and adapter.shares and trained.epoch > 0:
-            shares, sure = (TUNED_SHARES, 0.0) if settings.fine_tune else (adapter.shares, SURE)
-            errors = choose_share(
-                adapter, shares, pipeline.backbone, validation, pipeline.context_length, settings.seed, sure
-            )
+            given = (adapter, pipeline.backbone, validation, pipeline.context_length, settings.seed)
+            errors = choose_share(*given, TUNED_SHARES, freely=1.0) if settings.fine_tune else choose_share(*given)
             history += [{"stage": f"{name}: share {at:g}", "epoch": 0, "val_mse": mse} for at, mse in errors.items()]
     return pd.DataFrame(history, columns=COLUMNS), interrupted
 
@@ -149,55 +144,6 @@ def _choose_rate(
             return None, history
         errors[rate] = course.history[-1]["val_mse"]
     return min(errors, key=errors.__getitem__), history
-
-
-def choose_share(
-    adapter: DualWeaverAdapter,
-    shares: Sequence[float],
-    backbone: Backbone,
-    validation: WindowDataset,
-    context_length: int,
-    seed: int,
-    sure: float = SURE,
-) -> dict[float, float]:
-    """Leave a trained filter at the share of its edit that validation prefers; the error of every share.
-
-    That is the best of those up to `FILTER_STRENGTH`, unless a larger one is better by `sure` standard errors (or none
-    is as small). Windows that begin within the same horizon share most of their rows and count as one block.
-    """
-    assert adapter.weaver.context_filter is not None
-    take, weights = adapter.weaver.context_filter.strength.fill_, adapter.weights.cpu()
-    errors = {}
-    for share in shares:
-        take(share)
-        forecast, truth = forecast_windows(adapter, backbone, validation, context_length, seed=seed)
-        squared = (forecast.mean - truth).double().square().mean(dim=1)
-        errors[share] = (squared * weights).mean(dim=-1) / weights.mean()
-    means = {share: float(error.mean()) for share, error in errors.items()}
-    cautious = [share for share in shares if share <= FILTER_STRENGTH] or shares
-    best = min(cautious, key=means.__getitem__)
-    blocks = validation.starts // (validation.length - context_length)
-    better = [
-        share
-        for share in shares
-        if share > max(cautious)
-        and means[share] < means[best] - sure * standard_error(errors[share] - errors[best], blocks)
-    ]
-    take(min([best, *better], key=means.__getitem__))
-    return means
-
-
-def standard_error(values: Tensor, blocks: Tensor) -> float:
-    """Of the mean of `values` `[n]`, of which those with the same number in `blocks` `[n]` may depend on each other.
-
-    That of clusters (Liang and Zeger 1986, for a mean), infinite with a single block.
-    """
-    numbers, block = blocks.unique(return_inverse=True)
-    count = len(numbers)
-    if count < 2:
-        return math.inf
-    sums = values.new_zeros(count).index_add_(0, block, values - values.mean())
-    return math.sqrt(float(sums.square().sum()) * count / (count - 1)) / len(values)
 
 
 def _train_stage(

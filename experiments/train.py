@@ -282,7 +282,7 @@ class ExperimentCLI(LightningCLI):
         module.load_state_dict(state["state_dict"])
         windows, seed = self.datamodule.validation_windows, module.settings.seed
         adapter = module.adapter
-        errors = choose_share(adapter, adapter.shares, module.backbone, windows, module.context_length, seed)
+        errors = choose_share(adapter, module.backbone, windows, module.context_length, seed)
         assert adapter.weaver.context_filter is not None
         share = float(adapter.weaver.context_filter.strength)
         strength = state["state_dict"]["adapter.weaver.context_filter.strength"]
