@@ -122,10 +122,9 @@ def backtest(
     for block, ids in zip(blocks, names, strict=True):
         needed = length + horizon + (windows - 1) * step
         if len(block.index) < needed:
-            where = "the table" if block.entity is None else f"entity {block.entity!r}"
             raise DataError(
-                f"{where} has {len(block.index)} rows; {windows} windows of {length} steps of context and a horizon of "
-                f"{horizon} need {needed}: lower windows, step or horizon"
+                f"{block.name} has {len(block.index)} rows; {windows} windows of {length} steps of context and a "
+                f"horizon of {horizon} need {needed}: lower windows, step or horizon"
             )
         last = len(block.index) - horizon
         origins = np.arange(last - (windows - 1) * step, last + 1, step)

@@ -57,12 +57,12 @@ def forecast_blocks(
     for block in blocks:
         if len(block.index) < needed:
             raise DataError(
-                f"{_named(block)} has {len(block.index)} rows: the backbone needs at least {needed} to forecast "
+                f"{block.name} has {len(block.index)} rows: the backbone needs at least {needed} to forecast "
                 "what follows"
             )
     shortest = min(blocks, key=lambda block: len(block.index))
     if len(shortest.index) < context:
-        notify(f"{_named(shortest)} has {len(shortest.index)} rows: its forecast sees these only, instead of {context}")
+        notify(f"{shortest.name} has {len(shortest.index)} rows: its forecast sees these only, instead of {context}")
     if horizon > max(native, fitted_horizon):
         notify(
             f"horizon {horizon} is beyond the backbone's native horizon of {native} steps and the {fitted_horizon} "
@@ -75,12 +75,8 @@ def forecast_blocks(
         if len(broken):
             names = ", ".join(repr(targets[position]) for position in broken[:8])
             raise DataError(
-                f"the forecast of {names} in {_named(block)} is not finite: its values are too far from those that "
+                f"the forecast of {names} in {block.name} is not finite: its values are too far from those that "
                 "the model was fitted on, or the backbone is broken"
             )
         forecasts.append(forecast)
     return forecasts
-
-
-def _named(block: Block) -> str:
-    return "the frame" if block.entity is None else f"entity {block.entity!r}"

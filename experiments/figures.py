@@ -155,7 +155,7 @@ def further(rows: pd.DataFrame) -> pd.DataFrame:
 def noise(rows: pd.DataFrame) -> pd.DataFrame:
     """Errors of the channels that every run has, against the same method without noise and against zero-shot.
 
-    A run is compared with that of its own seed. Below the sets stand their means, where a method was run on all.
+    A run is compared with that of its own seed. Below the sets stand means over all but Exchange.
     """
     names, lines = {settings: name for name, settings in METHODS.items()}, []
     for _, row in rows[rows["settings"].str.contains('"noise"|"drop"')].iterrows():
@@ -180,11 +180,11 @@ def noise(rows: pd.DataFrame) -> pd.DataFrame:
     what = ["method", "in their place", "channels, %"]
     runs = pd.DataFrame(lines, columns=["data", *what, CHANGE, NOISY_GAIN]).groupby(["data", *what])
     table = runs.mean().assign(**{ERROR: runs[CHANGE].sem(), "seeds": runs.size()}).reset_index()
-    sets = table.groupby(what)
+    sets = table[table["data"].isin(WITHOUT_EXCHANGE)].groupby(what)
     means = sets[[CHANGE, NOISY_GAIN]].mean()
     means[ERROR] = sets[ERROR].agg(lambda errors: (errors**2).sum(skipna=False) ** 0.5 / len(errors))
     means["seeds"] = sets["seeds"].sum()
-    means = means[sets.size() == sets.size().max()].reset_index()
+    means = means[sets.size() == len(WITHOUT_EXCHANGE)].reset_index()
     return pd.concat([table, means.assign(data="mean")])[["data", *what, CHANGE, ERROR, NOISY_GAIN, "seeds"]]
 
 

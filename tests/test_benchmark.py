@@ -179,8 +179,9 @@ def test_noise_and_nothing_are_compared_on_the_channels_that_every_run_has(runne
     assert found["gain over zero-shot, %"] == pytest.approx(100 * (1 - alone[0] / zero_shot), abs=0.02)
 
 
-def test_a_noisy_run_is_compared_on_the_channels_that_stay_with_the_run_of_its_own_seed(rows_module):
+def test_a_noisy_run_is_compared_on_the_channels_that_stay_with_the_run_of_its_own_seed(rows_module, monkeypatch):
     figures, noisy_channels = importlib.import_module("figures"), rows_module.noisy_channels
+    monkeypatch.setattr(figures, "WITHOUT_EXCHANGE", ["ETTh1", "ETTh2"])
 
     def row(data: str, seed: int, settings: str, errors: list[float]) -> dict[str, Any]:
         text = " ".join(map(str, errors))
@@ -196,6 +197,7 @@ def test_a_noisy_run_is_compared_on_the_channels_that_stay_with_the_run_of_its_o
             clean = [error / (1 + rise) for error in [2.0] * 4]
             rows += [row(data, seed, "{}", clean), row(data, seed, '{"noise": 0.5}', noisy)]
     rows.append(row("ETTh1", 0, '{"drop": 0.5}', [3.0, 3.0]))
+    rows += [row("Exchange", 0, "{}", [2.0] * 4), row("Exchange", 0, '{"noise": 0.5}', [9.0] * 4)]
     found = figures.noise(pd.DataFrame(rows)).set_index(["data", "in their place"])
     change, error = found["change of the error, %"], found["standard error"]
     assert change["ETTh1", "noise"] == pytest.approx(20)

@@ -35,6 +35,11 @@ class Block:
     values: np.ndarray  # float64 [time, channel], finite
     observed: np.ndarray  # bool [time, channel], False where the value was filled
 
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        return "the frame" if self.entity is None else f"entity {self.entity!r}"
+
 
 @dataclass(frozen=True)
 class Table:
