@@ -4,7 +4,7 @@ The folder holds
 
 resume.json                        what the fit is: settings, columns, data, backbone; another fit is refused by name
 <stage>.epoch-0003.<checksum>.pt   where training stood at the end of an epoch; the newest two
-<stage>.done.<checksum>.pt         what a finished stage left: its course and its best weights
+<stage>.done.<checksum>.pt         what a finished stage left: its course and the weights it keeps
 
 Files are written aside and then renamed. The checksum, over the content and over what the fit is, tells a file that is
 torn or came from another fit, which is passed over. They hold tensors and plain values and are read as nothing else, so
