@@ -53,11 +53,6 @@ ABLATIONS = {
     "with the regulariser": '{"regularisation": 0.1}',
     "CNN": '{"fusion": "cnn"}',
 }
-DEVELOPED = {
-    "default": '{"develop": true}',
-    "all of the filter's edit": '{"ablate": "whole", "develop": true}',
-}
-
 PLACES = {"noise": "noise", "drop": "nothing"}  # what is there instead of some channels
 CHANGE, ERROR, NOISY_GAIN = "change of the error, %", "standard error", "gain over zero-shot, %"
 PAIRS = [
@@ -133,8 +128,6 @@ def tables() -> None:
         benchmark.to_markdown(by_set(rows, METHODS, "validation_gain")),
         "\n## Ablations of the default, test gain\n",
         benchmark.to_markdown(by_set(rows[rows["seed"] == 0], ABLATIONS, "gain")),
-        "\n## How much of the edit: gain on validation rows, fitted and chosen on the rows before (`--develop`)\n",
-        benchmark.to_markdown(by_set(rows, DEVELOPED, "gain")),
         "\n## Further ahead, rolled forward from the adapter for 96 steps\n",
         benchmark.to_markdown(further(rows)),
         "\n## Noise or nothing in the place of channels: test error of the others, against the run with all\n",
