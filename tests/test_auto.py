@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from test_stages import CONTEXT, HORIZON, TRIALS, WOVEN, fitted, frame, stage_names
+from test_stages import CONTEXT, HORIZON, TRIALS, TUNED_WOVEN, WOVEN, fitted, frame, stage_names
 from toy_backbones import NormalisedToy
 
 from dualweaver import DualWeaver, stages
@@ -25,7 +25,7 @@ def validation_error(model: DualWeaver) -> float:
 
 
 def test_it_trains_the_adapter_then_fine_tunes_then_adapts_what_was_fine_tuned(auto):
-    assert stage_names(auto) == [*WOVEN, *TRIALS, "fine-tune", *(f"fine-tuned: {name}" for name in WOVEN)]
+    assert stage_names(auto) == [*WOVEN, *TRIALS, "fine-tune", *(f"fine-tuned: {name}" for name in TUNED_WOVEN)]
 
 
 def test_it_is_as_good_on_validation_as_the_best_of_its_rungs(auto):

@@ -44,7 +44,7 @@ def test_forecasts_apply_a_share_of_the_edit_that_training_applies():
     torch.testing.assert_close(edit(x), 0.25 * whole)
 
 
-def test_a_fit_keeps_the_strength_of_the_filter_with_the_lowest_validation_error():
+def test_a_fit_keeps_the_strength_of_the_filter_that_validation_prefers():
     steps = torch.arange(400)[:, None] / 4 + torch.arange(3)
     noise = torch.randn(400, 3, generator=torch.Generator().manual_seed(0))
     frame = pd.DataFrame((steps.sin() + noise / 3).numpy(), columns=list("abc"))
