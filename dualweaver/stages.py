@@ -6,7 +6,7 @@ import copy
 import math
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 import torch
@@ -24,6 +24,7 @@ from dualweaver.resume import ResumeFolder, Stage
 from dualweaver.settings import FitSettings
 from dualweaver.shares import choose_share
 from dualweaver.training import KeptWeights, TrainingSettings, train_adapter
+from dualweaver.weaver import FILTER_STRENGTH
 
 __all__ = ["fit_reconstruction", "make_stages", "train_stages"]
 
@@ -32,17 +33,29 @@ SERIES_PER_BATCH = 2048  # series that carry gradients at once; wider batches ar
 LEARNING_RATES = {"dualweaver": 3e-3, "adapts": 1e-3}
 # Around a fine-tuned backbone, which has left less to learn; a few steps at that rate would get nowhere.
 TUNED_RATE, TUNED_STEPS = 1e-3, 16
-# Around an untouched backbone a filter is trained to the end of its schedule: the epoch that validation preferred did
-# worse on other rows. Around a fine-tuned backbone this was no better; there, the best epoch is kept, with whichever of
-# these shares of its edit has the lowest error.
-TUNED_SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 PATIENCE = 3  # epochs without a better validation error, after which training stops
+TUNED_SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 FINE_TUNING_RATES = (1e-5, 1e-4, 1e-3)  # each is tried for one epoch, where the user names none
 
 # The pre-fit of AdaPTS. Each epoch sees random rows, so that its cost does not grow with the table.
 RECONSTRUCTION_EPOCHS, RECONSTRUCTION_PATIENCE = 300, 10
 RECONSTRUCTION_ROWS, RECONSTRUCTION_BATCH = 8192, 256
 RECONSTRUCTION_RATE = 1e-3
+
+
+class _FilterCourse(NamedTuple):
+    """How a filter is trained (`TrainingSettings.patience`), and what is then chosen from (as `choose_share` says)."""
+
+    patience: int | None
+    shares: Sequence[float] | None = None
+    freely: float = FILTER_STRENGTH
+
+
+# Around an untouched backbone a filter is trained to the end of its schedule: the epoch that validation preferred did
+# worse on other rows. Around a fine-tuned backbone this was no better; there, the best epoch is kept, with whichever
+# share of its edit has the lowest error.
+AROUND_UNTOUCHED = _FilterCourse(patience=None)
+AROUND_TUNED = _FilterCourse(PATIENCE, TUNED_SHARES, freely=1.0)
 
 COLUMNS = ["stage", "epoch", "train_loss", "val_mse", "learning_rate"]
 History = list[dict[str, Any]]
@@ -66,7 +79,7 @@ def train_stages(
     resume: ResumeFolder | None = None,
     place: str = "",
 ) -> tuple[pd.DataFrame, bool]:
-    """Train one stage after the other; each is left at its best validation error, or its last epoch (`TUNED_SHARES`).
+    """Train one stage after the other; each is left at its best validation error, or its last epoch (`_FilterCourse`).
 
     Args:
         stages: what `make_stages` gave for the pipeline's adapter.
@@ -107,10 +120,15 @@ def train_stages(
         if interrupted:
             break
         if isinstance(adapter, DualWeaverAdapter) and adapter.shares and trained.epoch > 0:
+            course = _filter_course(settings)
             given = (adapter, pipeline.backbone, validation, pipeline.context_length, settings.seed)
-            errors = choose_share(*given, TUNED_SHARES, freely=1.0) if settings.fine_tune else choose_share(*given)
+            errors = choose_share(*given, course.shares, freely=course.freely)
             history += [{"stage": f"{name}: share {at:g}", "epoch": 0, "val_mse": mse} for at, mse in errors.items()]
     return pd.DataFrame(history, columns=COLUMNS), interrupted
+
+
+def _filter_course(settings: FitSettings) -> _FilterCourse:
+    return AROUND_TUNED if settings.fine_tune else AROUND_UNTOUCHED
 
 
 def _usual_rate(adapter: Adapter, settings: FitSettings, steps: int) -> float:
@@ -176,7 +194,7 @@ def _train_stage(
     training = TrainingSettings(
         max_epochs=max_epochs or settings.max_epochs,
         learning_rate=rate,
-        patience=None if filtered and not settings.fine_tune else PATIENCE,
+        patience=_filter_course(settings).patience if filtered else PATIENCE,
         accumulate=accumulate,
         seed=settings.seed,
         verbose=settings.verbose,

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from dualweaver.backbones.base import Backbone
 from dualweaver.backbones.decoder import DecoderConfig
+from dualweaver.backbones.pretrained import load_pretrained
 from dualweaver.errors import CheckpointError, SettingError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 __all__ = ["PatchBackbone", "label_windows"]
 
@@ -22,6 +29,8 @@ class PatchBackbone(Backbone):
     """
 
     large_products = True
+    default_checkpoint: ClassVar[str]
+    model_class: ClassVar[type[PreTrainedModel]]
 
     model: PreTrainedModel
 
@@ -50,6 +59,21 @@ class PatchBackbone(Backbone):
         self.model = model
         self.patch = patch
         self.label_output = config.output_token_lens[-1]
+
+    @classmethod
+    def from_checkpoint(
+        cls,
+        checkpoint: str | None,
+        *,
+        revision: str | None = None,
+        context_length: int | None = None,
+        dtype: torch.dtype | None = None,
+        **options: Any,
+    ) -> Self:
+        """Load weights; `options` are those of the constructor."""
+        checkpoint = checkpoint or cls.default_checkpoint
+        model: Any = load_pretrained(cls.model_class, checkpoint, revision=revision, dtype=dtype)
+        return cls(model, context_length=context_length, checkpoint=checkpoint, revision=revision, **options)
 
     def label_start(self, context_length: int) -> int:
         """The first patch has nothing before it to be predicted from."""

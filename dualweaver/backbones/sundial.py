@@ -14,7 +14,6 @@ from dualweaver.backbones.base import Forecast
 from dualweaver.backbones.decoder import DecoderConfig, PatchDecoder, working_dtype
 from dualweaver.backbones.flow import FlowMatching
 from dualweaver.backbones.patchwise import PatchBackbone, label_windows
-from dualweaver.backbones.pretrained import load_pretrained
 from dualweaver.backbones.products import Linear
 from dualweaver.errors import SettingError
 
@@ -249,6 +248,7 @@ class SundialBackbone(PatchBackbone):
     name = "sundial"
     default_checkpoint = "thuml/sundial-base-128m"
     summary = "Sundial 128M: generative transformer, sampled forecasts, patches of 16, blocks of 720"
+    model_class = SundialForPrediction
 
     model: SundialForPrediction
 
@@ -273,21 +273,6 @@ class SundialBackbone(PatchBackbone):
         )
         self.num_samples = num_samples
         self.freeze()
-
-    @classmethod
-    def from_checkpoint(
-        cls,
-        checkpoint: str | None,
-        *,
-        revision: str | None = None,
-        context_length: int | None = None,
-        dtype: torch.dtype | None = None,
-        **options: Any,
-    ) -> SundialBackbone:
-        """Load weights; `options` are those of the constructor."""
-        checkpoint = checkpoint or cls.default_checkpoint
-        model = load_pretrained(SundialForPrediction, checkpoint, revision=revision, dtype=dtype)
-        return cls(model, context_length=context_length, checkpoint=checkpoint, revision=revision, **options)
 
     def sample(
         self,

@@ -12,7 +12,6 @@ from transformers import PreTrainedModel
 from dualweaver.backbones.base import Forecast
 from dualweaver.backbones.decoder import DecoderConfig, LayerCache, PatchDecoder, working_dtype
 from dualweaver.backbones.patchwise import PatchBackbone, label_windows
-from dualweaver.backbones.pretrained import load_pretrained
 from dualweaver.backbones.products import Linear
 from dualweaver.errors import SettingError
 
@@ -171,6 +170,7 @@ class TimerBackbone(PatchBackbone):
     name = "timer"
     default_checkpoint = "thuml/timer-base-84m"
     summary = "Timer-XL 84M: decoder-only transformer, point forecasts, patches of 96"
+    model_class = TimerForPrediction
 
     model: TimerForPrediction
 
@@ -190,21 +190,6 @@ class TimerBackbone(PatchBackbone):
         self.rollout = rollout
         self.instance_norm = instance_norm
         self.freeze()
-
-    @classmethod
-    def from_checkpoint(
-        cls,
-        checkpoint: str | None,
-        *,
-        revision: str | None = None,
-        context_length: int | None = None,
-        dtype: torch.dtype | None = None,
-        **options: Any,
-    ) -> TimerBackbone:
-        """Load weights; `options` are those of the constructor."""
-        checkpoint = checkpoint or cls.default_checkpoint
-        model = load_pretrained(TimerForPrediction, checkpoint, revision=revision, dtype=dtype)
-        return cls(model, context_length=context_length, checkpoint=checkpoint, revision=revision, **options)
 
     def native(self, context: Tensor) -> Tensor:
         return self(context)
