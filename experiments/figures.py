@@ -141,7 +141,7 @@ def further(rows: pd.DataFrame) -> pd.DataFrame:
     far["settings"] = far["settings"].str.replace(r',? ?"fitted_horizon": 96', "", regex=True)
     names = {settings: name for name, settings in METHODS.items()}
     far["method"] = far["settings"].map(names)
-    means = far.groupby(["data", "method", "horizon"], sort=False)[["gain", "test_zero_shot_mse", "test_mse"]].mean()
+    means = far.groupby(["data", "method", "horizon"])[["gain", "test_zero_shot_mse", "test_mse"]].mean()
     return means.reset_index()
 
 
