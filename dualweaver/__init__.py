@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
+from dualweaver._moved import find_moved_modules
 from dualweaver._version import __version__
 from dualweaver.backbones import load_backbone
 from dualweaver.errors import DualWeaverError
@@ -12,6 +13,8 @@ if TYPE_CHECKING:
     from dualweaver.planning.search import plan
 
 __all__ = ["DualWeaver", "DualWeaverError", "__version__", "load_backbone", "plan", "profile"]
+
+find_moved_modules()
 
 
 def __getattr__(name: str) -> Any:

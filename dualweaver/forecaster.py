@@ -17,24 +17,25 @@ from sklearn.utils.validation import check_is_fitted
 from torch import nn
 
 from dualweaver.adapters import DualWeaverAdapter
-from dualweaver.calibration import check_levels, check_percentages, edges_of
+from dualweaver.backbones.precision import load_in_precision
 from dualweaver.data.frames import Block, Layout, Table, future_index, read_table, write_table
 from dualweaver.errors import DataError, SettingError
-from dualweaver.evaluation import BacktestReport, backtest, season_length
-from dualweaver.fitting import fit_pipeline
-from dualweaver.forecasting import check_magnitudes, forecast_blocks, tail_of
-from dualweaver.influence import channel_influence, spread_contexts
+from dualweaver.evaluation.backtest import BacktestReport, backtest, season_length
+from dualweaver.evaluation.plots import plot_channels, split_forecast
+from dualweaver.fit.fitting import fit_pipeline
+from dualweaver.fit.resume import ResumeFolder
+from dualweaver.forecast.blocks import check_magnitudes, forecast_blocks, tail_of
+from dualweaver.forecast.calibration import check_levels, check_percentages, edges_of
+from dualweaver.forecast.pipeline import Pipeline
+from dualweaver.method.influence import channel_influence, spread_contexts
 from dualweaver.notices import notify
-from dualweaver.pipeline import Pipeline
-from dualweaver.plotting import plot_channels, split_forecast
-from dualweaver.precision import load_in_precision
-from dualweaver.resume import ResumeFolder
-from dualweaver.settings import AUTO, FitSettings
+from dualweaver.settings import AUTO, FitSettings, Options, documented
 
 __all__ = ["DualWeaver"]
 
 
-class DualWeaver(BaseEstimator):
+@documented
+class DualWeaver(Options, BaseEstimator):
     """Multivariate forecaster around a frozen univariate foundation model.
 
     Source: arXiv 2602.22066. A small fusion module writes two surrogate series per target channel, the frozen model
@@ -42,37 +43,7 @@ class DualWeaver(BaseEstimator):
     rows, a channel falls back to it.
 
     Args:
-        backbone: a name ("fracast", "ttm", "timer", "sundial"), a name with a checkpoint ("ttm:directory",
-            "timer:hub/name@revision"), a `Backbone`, or a `torch.nn.Module` that maps `[series, context]` to
-            `[series, horizon]`.
-        horizon: steps to forecast; longer than the backbone's own is rolled forward.
-        context_length: past steps that a forecast sees; the backbone's default where None. Shortened, with a notice,
-            where the frame has fewer rows and the backbone can.
-        adapter: "dualweaver", "adapts", "fine-tune", "zero-shot", or "auto": trains "dualweaver", "fine-tune", and
-            "dualweaver" on the fine-tuned backbone, and keeps what validation prefers (`adapter_`, `fine_tuned_`).
-        fusion: "mlp" (point-wise) or "cnn" (five steps).
-        objective: "reconstruction" (squared error of the forecast) or "paper" (the published loss).
-        regularisation: weight of the collapse regulariser in "reconstruction".
-        context_filter: filter contexts before they are woven, see `dualweaver.weaver.ContextFilter`; in
-            "reconstruction" only, the published method has none.
-        fine_tune: fine-tune the backbone first, then freeze and adapt it.
-        max_epochs, batch_size, learning_rate: of the training; the learning rate is the adapter's own where None.
-        window_stride: steps between training windows; None leaves one to two thousand an epoch, fewer for a costly
-            backbone or many channels (see `dualweaver.effort`).
-        validation_size: share of the rows (or their number) at the end of every entity that choose how much of what was
-            learned forecasts apply, decide on the fall-back and calibrate the quantiles.
-        targets: columns to forecast, all by default; the others only feed the fusion.
-        quantiles: levels in (0, 1) that `predict` adds where it is not told otherwise.
-        time_column, entity_column, freq: see `dualweaver.data.frames.read_table`.
-        missing: "interpolate", "ffill" or "raise". missing_values: numbers or text that stand for one, such as -9999.
-        channel_sample: how many targets, drawn anew at every step, "dualweaver" trains on; all where None. For wide
-            data: every column still feeds the fusion, and every target is validated.
-        precision: of the frozen model's weights, "32", "bf16" or "auto"; see `dualweaver.precision`.
-        memory_budget: bytes that training may take on a device, such as "2GB": a plan is made that keeps within them,
-            see `dualweaver.planning.planner`. The effective batch stays `batch_size`.
-        devices: processes that share a batch, all of them running this script under torchrun; see docs/scaling.md.
-        compile: train through `torch.compile` where that works; see `dualweaver.compilation`.
-        seed: governs all randomness. verbose: show progress and a summary.
+        {options}
 
     Attributes:
         columns_: channels in the order of the frame. targets_: those that are forecast.
@@ -81,70 +52,9 @@ class DualWeaver(BaseEstimator):
             the gain, and which of the two forecasts.
         context_length_: past steps that a forecast sees.
         adapter_, fine_tuned_: which adapter forecasts, and whether on a fine-tuned backbone.
-        plan_: how it was trained, a `dualweaver.planning.Plan`; None without a `memory_budget`.
+        plan_: how it was trained, a `dualweaver.compute.Plan`; None without a `memory_budget`.
         pipeline_: the fitted parts, arrays in and out.
     """
-
-    def __init__(
-        self,
-        backbone: str | nn.Module = "fracast",
-        horizon: int = 96,
-        *,
-        context_length: int | None = None,
-        adapter: str = "dualweaver",
-        fusion: str = "mlp",
-        objective: str = "reconstruction",
-        regularisation: float = 0.0,
-        context_filter: bool = True,
-        fine_tune: bool = False,
-        max_epochs: int = 10,
-        batch_size: int = 32,
-        learning_rate: float | None = None,
-        window_stride: int | None = None,
-        validation_size: float | int = 0.2,
-        targets: Sequence[Hashable] | None = None,
-        quantiles: Sequence[float] | None = None,
-        time_column: Hashable | None = None,
-        entity_column: Hashable | None = None,
-        freq: Any = None,
-        missing: str = "interpolate",
-        missing_values: Sequence[Any] = (),
-        channel_sample: int | None = None,
-        precision: str = "32",
-        memory_budget: str | float | None = None,
-        devices: int = 1,
-        compile: bool = False,
-        seed: int = 0,
-        verbose: bool = True,
-    ) -> None:
-        self.backbone = backbone
-        self.horizon = horizon
-        self.context_length = context_length
-        self.adapter = adapter
-        self.fusion = fusion
-        self.objective = objective
-        self.regularisation = regularisation
-        self.context_filter = context_filter
-        self.fine_tune = fine_tune
-        self.max_epochs = max_epochs
-        self.batch_size = batch_size
-        self.learning_rate = learning_rate
-        self.window_stride = window_stride
-        self.validation_size = validation_size
-        self.targets = targets
-        self.quantiles = quantiles
-        self.time_column = time_column
-        self.entity_column = entity_column
-        self.freq = freq
-        self.missing = missing
-        self.missing_values = missing_values
-        self.channel_sample = channel_sample
-        self.precision = precision
-        self.memory_budget = memory_budget
-        self.devices = devices
-        self.compile = compile
-        self.seed = seed
-        self.verbose = verbose
 
     layout_: Layout
     columns_: tuple[Hashable, ...]
@@ -159,7 +69,7 @@ class DualWeaver(BaseEstimator):
                 entity with `entity_column`.
             y: unused, for scikit-learn.
             resume: folder that keeps how far the fit has come. The same fit with the same folder goes on from there,
-                after a crash or Ctrl-C, and ends with the bits of an undisturbed one; see `dualweaver.resume`.
+                after a crash or Ctrl-C, and ends with the bits of an undisturbed one; see `dualweaver.fit.resume`.
 
         Raises:
             SettingError: an argument is out of range.
@@ -293,7 +203,7 @@ class DualWeaver(BaseEstimator):
         return plot_channels(rows, {"DualWeaver": points}, bands=[band] if band else [], columns=columns)
 
     def channel_influence(self, df: Any = None, *, windows: int = 16) -> pd.DataFrame:
-        """How strongly each channel acts on each target inside the adapter; see `dualweaver.influence`.
+        """How strongly each channel acts on each target inside the adapter; see `dualweaver.method.influence`.
 
         Args:
             df: with the columns of `fit`; the fitted frame's end by default.
@@ -323,7 +233,7 @@ class DualWeaver(BaseEstimator):
 
         The backbone's weights are not copied unless they were fine-tuned: its name, checkpoint and fingerprint are.
         """
-        from dualweaver.persistence import save_forecaster
+        from dualweaver.forecast.saving import save_forecaster
 
         check_is_fitted(self, "pipeline_")
         save_forecaster(self, folder)
@@ -339,7 +249,7 @@ class DualWeaver(BaseEstimator):
         Raises:
             CheckpointError: a file is missing, damaged or foreign, or the backbone is not the one it was fitted with.
         """
-        from dualweaver.persistence import load_forecaster
+        from dualweaver.forecast.saving import load_forecaster
 
         return load_forecaster(cls, folder, backbone)
 

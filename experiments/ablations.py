@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from dualweaver.adapters import Adapter, DualWeaverAdapter
+from dualweaver.method import Weaver
 from dualweaver.settings import FitSettings
-from dualweaver.weaver import Weaver
 
 __all__ = ["ABLATIONS", "FLIP", "ablated"]
 
@@ -56,7 +56,7 @@ ABLATIONS: dict[str, Callable[[DualWeaverAdapter], None]] = {
 FLIP = "flip"
 
 
-@dataclass(frozen=True)
+@dataclass(repr=False, eq=False, kw_only=True)
 class _Ablated(FitSettings):
     ablation: str = ""
 

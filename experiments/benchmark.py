@@ -7,9 +7,9 @@
     python experiments/benchmark.py table
 
 A run fits `DualWeaver` on the train and validation rows of the published split (selection on validation only), scores
-every test window once, and appends to the store, experiments/results.csv. With `adapter=auto` each rung of the ladder
-is a row, and what validation chose is one more. A run that is in the store is not repeated. Errors are in units of the
-train rows' standard deviation, as published ones are.
+every test window once, and appends to the store, experiments/results.csv. With `adapter=auto` each
+candidate is a row, and what validation chose is one more. A run that is in the store is not repeated. Errors are in
+units of the train rows' standard deviation, as published ones are.
 
 `--develop` moves all splits one part back: what the published protocol calls validation rows is scored, and the rows
 before them train and select. Test rows are not read; this is where variants of the method are compared.
@@ -37,12 +37,12 @@ from rows import Rows
 
 from dualweaver import DualWeaver
 from dualweaver.backbones import load_backbone
-from dualweaver.calibration import edges_of, interpolate_levels
 from dualweaver.data.catalogue import describe_dataset
 from dualweaver.data.files import write_file
 from dualweaver.data.windows import WindowDataset
-from dualweaver.fitting import Fitted, Rung, fit_pipeline
-from dualweaver.pipeline import Pipeline, context_spread, mix_targets
+from dualweaver.fit.fitting import Candidate, Fitted, fit_pipeline
+from dualweaver.forecast.calibration import edges_of, interpolate_levels
+from dualweaver.forecast.pipeline import Pipeline, context_spread, mix_targets
 from dualweaver.settings import AUTO, FitSettings
 
 STORE = Path(__file__).parent / "results.csv"
@@ -67,12 +67,12 @@ def run(
     ahead: Annotated[list[int] | None, typer.Option(help="steps to score, as fitted by default")] = None,
     develop: Annotated[bool, typer.Option(help="score validation rows, and fit on those before")] = False,
     default_known: Annotated[
-        bool, typer.Option("--default-known", help="take auto's first rung from the store")
+        bool, typer.Option("--default-known", help="take auto's first candidate from the store")
     ] = False,
     test_stride: int = 1,
     store: Path = STORE,
 ) -> None:
-    """One row of the store a step count ahead (and rung, with adapter=auto)."""
+    """One row of the store a step count ahead (and candidate, with adapter=auto)."""
     settings = dict(_parsed(text) for text in change or [])
     seen = {"ablate": ablate, "noise": noise, "drop": drop, "develop": develop}
     told = settings | {name: value for name, value in seen.items() if value}
@@ -101,17 +101,17 @@ def run(
     seconds = round(time.perf_counter() - started, 1)
     for steps in ahead:
         test = rows.to_score(fitted.pipeline, steps)
-        scored = {id(rung): score(rung.pipeline, test, test_stride) for rung in fitted.rungs}
-        for name, rung in _named_rungs(fitted, told):
+        scored = {id(candidate): score(candidate.pipeline, test, test_stride) for candidate in fitted.candidates}
+        for name, candidate in _named_candidates(fitted, told):
             row = {
                 **key(name, steps),
-                **_selection(rung, fitted),
+                **_selection(candidate, fitted),
                 "fit_seconds": seconds,
-                **scored[id(rung)],
+                **scored[id(candidate)],
                 **_here(),
             }
             first = known.get(steps)
-            if first and name is told and first["val_mse"] <= row["val_mse"]:  # its first rung was not fitted here
+            if first and name is told and first["val_mse"] <= row["val_mse"]:  # its first candidate was not fitted here
                 row = {**first, "settings": row["settings"]}
             print(json.dumps(row, indent=1))
             _append(row, store)
@@ -175,7 +175,7 @@ def fit(
     size = len(rows.splits.validation)
     model = DualWeaver(backbone, horizon, seed=rows.seed, validation_size=size, verbose=False, **settings)
     loaded = load_backbone(backbone, context_length=model.context_length)
-    checked = ablations.ablated((_LaterRungs if default_known else FitSettings).checked(model), ablate)
+    checked = ablations.ablated((_LaterCandidates if default_known else FitSettings).checked(model), ablate)
     return fit_pipeline(loaded, [rows.known()], list(range(rows.values.shape[1])), checked)
 
 
@@ -223,26 +223,26 @@ def score(pipeline: Pipeline, windows: WindowDataset, stride: int) -> dict[str, 
     return scores
 
 
-def _named_rungs(fitted: Fitted, told: dict[str, Any]) -> list[tuple[dict[str, Any], Rung]]:
-    """What validation chose, under the settings of the run, and each rung of a ladder under its own."""
+def _named_candidates(fitted: Fitted, told: dict[str, Any]) -> list[tuple[dict[str, Any], Candidate]]:
+    """What validation chose, under the settings of the run, and each candidate of a ladder under its own."""
     named = [(told, fitted.chosen)]
     if told.get("adapter") == AUTO:
         rest = {name: value for name, value in told.items() if name != "adapter"}
         ladder: list[dict[str, Any]] = [{}, {"adapter": "fine-tune"}, {"fine_tune": True}]
-        climbed = zip(ladder[-len(fitted.rungs) :], fitted.rungs, strict=True)
-        named += [({**rest, **step}, rung) for step, rung in climbed]
+        climbed = zip(ladder[-len(fitted.candidates) :], fitted.candidates, strict=True)
+        named += [({**rest, **step}, candidate) for step, candidate in climbed]
     return named
 
 
-def _selection(rung: Rung, fitted: Fitted) -> dict[str, Any]:
-    """How a rung did on validation, and with which share of a filter's edit it forecasts."""
-    weaver = getattr(rung.pipeline.adapter, "weaver", None)
+def _selection(candidate: Candidate, fitted: Fitted) -> dict[str, Any]:
+    """How a candidate did on validation, and with which share of a filter's edit it forecasts."""
+    weaver = getattr(candidate.pipeline.adapter, "weaver", None)
     edit = None if weaver is None else weaver.context_filter
     return {
-        "val_mse": rung.error.mean(),
+        "val_mse": candidate.error.mean(),
         "val_zero_shot_mse": fitted.scores["zero_shot_mse"].mean(),
-        "fallback": int(rung.pipeline.fallback.sum()),
-        "forecaster": rung.settings.adapter + (" (fine-tuned)" if rung.settings.trains_backbone else ""),
+        "fallback": int(candidate.pipeline.fallback.sum()),
+        "forecaster": candidate.settings.adapter + (" (fine-tuned)" if candidate.settings.trains_backbone else ""),
         "share": None if edit is None else float(edit.strength),
     }
 
@@ -256,11 +256,11 @@ def _here() -> dict[str, Any]:
     }
 
 
-class _LaterRungs(FitSettings):
+class _LaterCandidates(FitSettings):
     """The ladder of "auto" without the default, which has a row already."""
 
-    def rungs(self) -> list[FitSettings]:
-        return super().rungs()[1:]
+    def candidates(self) -> list[FitSettings]:
+        return super().candidates()[1:]
 
 
 def _row(store: Path, key: dict[str, Any]) -> dict[str, Any] | None:

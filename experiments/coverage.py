@@ -19,7 +19,7 @@ from dualweaver.backbones import load_backbone
 from dualweaver.data.catalogue import describe_dataset, load_dataset
 from dualweaver.data.splits import protocol_segments
 from dualweaver.data.windows import WindowDataset
-from dualweaver.pipeline import forecast_windows
+from dualweaver.forecast.pipeline import forecast_windows
 
 
 def main(

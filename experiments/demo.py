@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from dualweaver import DualWeaver
 from dualweaver.data.demo import load_demo
 from dualweaver.data.files import write_aside, write_file
-from dualweaver.plotting import plot_channels
+from dualweaver.evaluation.plots import plot_channels
 
 HORIZON = 48
 WINDOWS = 14

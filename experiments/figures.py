@@ -24,7 +24,7 @@ from rows import Rows, noisy_channels
 
 from dualweaver.adapters import DualWeaverAdapter
 from dualweaver.data.catalogue import load_dataset
-from dualweaver.influence import channel_influence, spread_contexts
+from dualweaver.method.influence import channel_influence, spread_contexts
 
 HERE = Path(__file__).parent
 SETS = ["ETTh1", "ETTh2", "ETTm1", "ETTm2", "Weather", "Beijing12", "Exchange"]

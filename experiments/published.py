@@ -17,12 +17,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dualweaver.backbones import products
 from dualweaver.backbones.decoder import PatchDecoder, rotary_tables
 from dualweaver.backbones.sundial import SundialForPrediction
 from dualweaver.backbones.timer import TimerForPrediction
 from dualweaver.backbones.ttm import TinyTimeMixerForPrediction
-from dualweaver.weaver import Weaver
+from dualweaver.compute import products
+from dualweaver.method import Weaver
 
 __all__ = ["sundial_samples", "timer_loss", "timer_rollout", "training_loss", "ttm_forecast"]
 

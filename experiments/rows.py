@@ -13,7 +13,7 @@ from dualweaver.data.catalogue import describe_dataset, load_dataset
 from dualweaver.data.frames import Block
 from dualweaver.data.splits import Splits, split_borders
 from dualweaver.data.windows import WindowDataset
-from dualweaver.pipeline import Pipeline
+from dualweaver.forecast.pipeline import Pipeline
 
 __all__ = ["Rows", "noisy_channels"]
 

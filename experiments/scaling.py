@@ -28,7 +28,7 @@ from claims import HORIZON, ROUNDS, Row, adapter_for, at_least, at_most, record,
 from scaling_plans import describe, plans
 from scaling_predictions import predictions
 
-from dualweaver.backbones.recompute import recomputing
+from dualweaver.compute.recompute import recomputing
 from dualweaver.planning.choice import choose_parts, smallest_parts
 from dualweaver.planning.costs import InnerProbe
 from dualweaver.planning.memory import resident_bytes

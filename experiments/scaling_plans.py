@@ -16,7 +16,7 @@ from claims import HORIZON, ROUNDS, Row, adapter_for, at_least, at_most, peak_of
 
 from dualweaver.backbones import Backbone
 from dualweaver.planning.memory import storage_bytes
-from dualweaver.planning.planner import Plan, choose_plan, plans_for
+from dualweaver.planning.plans import Plan, choose_plan, plans_for
 from dualweaver.planning.search import probe_shape
 from dualweaver.planning.step import Shape, TrainingStep
 

@@ -14,10 +14,10 @@ from claims import HORIZON, ROUNDS, Row, adapter_for, at_most, peak_of, seconds_
 
 from dualweaver.adapters import DualWeaverAdapter
 from dualweaver.backbones import Backbone, load_backbone
+from dualweaver.backbones.precision import precision_of
 from dualweaver.backbones.sundial import SundialBackbone, SundialConfig, SundialForPrediction
 from dualweaver.planning.costs import Costs, probe_costs
 from dualweaver.planning.step import Shape, TrainingStep
-from dualweaver.precision import precision_of
 
 __all__ = ["predictions"]
 

@@ -31,11 +31,11 @@ from stopwatch import Claim, Result, Trial, draw, measure, to_markdown
 from torch import Tensor
 
 from dualweaver.adapters import DualWeaverAdapter
-from dualweaver.allocator import keep_freed_memory
 from dualweaver.backbones import Backbone, load_backbone
 from dualweaver.backbones.sundial import SundialBackbone, SundialConfig, SundialForPrediction
 from dualweaver.backbones.timer import TimerBackbone, TimerConfig, TimerForPrediction
 from dualweaver.backbones.ttm import TinyTimeMixerConfig, TinyTimeMixerForPrediction, TTMBackbone
+from dualweaver.compute.allocator import keep_freed_memory
 from dualweaver.data.module import WindowDataModule
 from dualweaver.data.windows import WindowDataset
 

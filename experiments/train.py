@@ -40,18 +40,20 @@ from torchmetrics import MeanAbsoluteError, MeanSquaredError
 
 from dualweaver import DualWeaver
 from dualweaver.adapters import AdaPTS, DualWeaverAdapter, ZeroShot
-from dualweaver.compilation import compiled
+from dualweaver.backbones.precision import load_in_precision
+from dualweaver.compute.compilation import compiled
 from dualweaver.data.catalogue import describe_dataset, load_dataset
 from dualweaver.data.files import read_file, write_aside
 from dualweaver.data.module import WindowDataModule
 from dualweaver.data.splits import protocol_segments
 from dualweaver.data.windows import WindowDataset, whole_batch
 from dualweaver.errors import DualWeaverError, SettingError
-from dualweaver.precision import load_in_precision
+from dualweaver.fit.module import AdaptationModule, TrainingSettings
+from dualweaver.fit.reconstruction import fit_reconstruction
+from dualweaver.fit.selection import choose_share
+from dualweaver.fit.stages import SERIES_PER_BATCH
+from dualweaver.method import FILTER_STRENGTH
 from dualweaver.settings import FitSettings
-from dualweaver.stages import SERIES_PER_BATCH, choose_share, fit_reconstruction
-from dualweaver.training import AdaptationModule, TrainingSettings
-from dualweaver.weaver import FILTER_STRENGTH
 
 __all__ = ["Experiment", "ProtocolData", "main"]
 

@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 
-from dualweaver.allocator import keep_freed_memory
+from dualweaver.compute.allocator import keep_freed_memory
 
 MEGABYTE = 2**20
 BLOCK, BLOCKS = 8 * MEGABYTE, 30  # below the size that always goes back

@@ -10,7 +10,8 @@ import pytest
 from test_stages import CONTEXT, HORIZON, TRIALS, TUNED_WOVEN, WOVEN, fitted, frame, stage_names
 from toy_backbones import NormalisedToy
 
-from dualweaver import DualWeaver, stages
+from dualweaver import DualWeaver
+from dualweaver.fit import stages
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -28,7 +29,7 @@ def test_it_trains_the_adapter_then_fine_tunes_then_adapts_what_was_fine_tuned(a
     assert stage_names(auto) == [*WOVEN, *TRIALS, "fine-tune", *(f"fine-tuned: {name}" for name in TUNED_WOVEN)]
 
 
-def test_it_is_as_good_on_validation_as_the_best_of_its_rungs(auto):
+def test_it_is_as_good_on_validation_as_the_best_of_its_candidates(auto):
     toy = NormalisedToy(CONTEXT, HORIZON)
     single = [
         fitted(toy, max_epochs=3, **settings)

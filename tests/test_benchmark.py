@@ -67,7 +67,7 @@ def test_a_run_is_a_row_that_is_not_run_again(runner, tmp_path, monkeypatch):
     assert len(run(runner, tmp_path / "store.csv", seed=1)) == 2
 
 
-def test_every_rung_of_auto_is_a_row(runner, tmp_path):
+def test_every_candidate_of_auto_is_a_row(runner, tmp_path):
     rows = run(runner, tmp_path / "store.csv", "adapter=auto")
     told = [json.loads(text) for text in rows["settings"]]
     assert [(row.get("adapter"), row.get("fine_tune")) for row in told] == [
@@ -79,7 +79,7 @@ def test_every_rung_of_auto_is_a_row(runner, tmp_path):
     assert rows["val_mse"][0] == rows["val_mse"][1:].min()
 
 
-def test_rungs_beside_a_default_that_is_known_are_those_of_the_whole_ladder(runner, tmp_path):
+def test_candidates_beside_a_default_that_is_known_are_those_of_all(runner, tmp_path):
     whole = run(runner, tmp_path / "whole.csv", "adapter=auto")
     run(runner, tmp_path / "store.csv")
     later = run(runner, tmp_path / "store.csv", "adapter=auto", default_known=True)
@@ -133,9 +133,11 @@ def test_the_ablation_of_shares_forecasts_with_the_whole_edit(runner):
     assert not torch.allclose(share, whole)
     torch.testing.assert_close(adapter(backbone, x, HORIZON), whole)
     settings = {"context_length": CONTEXT, "max_epochs": 2}
-    rung = runner.fit(runner.Rows("Weather"), "ttm", HORIZON, settings, "whole").chosen
-    assert not rung.history["stage"].str.contains("share").any()
-    assert rung.error.mean() <= rung.history["val_mse"].iloc[-1] * (1 + 1e-6)  # that of the last epoch, or zero-shot's
+    candidate = runner.fit(runner.Rows("Weather"), "ttm", HORIZON, settings, "whole").chosen
+    assert not candidate.history["stage"].str.contains("share").any()
+    assert candidate.error.mean() <= candidate.history["val_mse"].iloc[-1] * (
+        1 + 1e-6
+    )  # that of the last epoch, or zero-shot's
 
 
 def test_tables_tell_gains_by_method_and_data_set(runner, tmp_path):

@@ -15,7 +15,7 @@ from toys import CONTEXT, HORIZON, Toy, waves, weaver
 
 from dualweaver import DualWeaver
 from dualweaver.adapters import DualWeaverAdapter
-from dualweaver.cache import VARIABLE
+from dualweaver.fit.cache import VARIABLE
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from toys import waves, weaver
 
-from dualweaver.calibration import (
+from dualweaver.errors import SettingError
+from dualweaver.forecast.calibration import (
     LEVELS,
     Calibration,
     check_levels,
@@ -14,7 +15,6 @@ from dualweaver.calibration import (
     edges_of,
     interpolate_levels,
 )
-from dualweaver.errors import SettingError
 
 STEPS, CHANNELS = 4, 200
 DECILES = tuple(np.arange(1, 10) / 10)

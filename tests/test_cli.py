@@ -10,7 +10,7 @@ from test_ttm import tiny
 from toys import waves
 
 from dualweaver import DualWeaver
-from dualweaver.cli import main
+from dualweaver.cli.app import main
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from toy_backbones import LinearToy
 from toys import waves, weaver
 
 from dualweaver.adapters import DualWeaverAdapter
-from dualweaver.compilation import compiled
+from dualweaver.compute.compilation import compiled
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -12,7 +12,8 @@ from toy_backbones import NormalisedToy
 
 from dualweaver import DualWeaver
 from dualweaver.adapters import DualWeaverAdapter
-from dualweaver.weaver import FILTER_SHARES, FILTER_STEPS, ContextFilter, MLPFusion, Weaver
+from dualweaver.method import FILTER_SHARES, ContextFilter, MLPFusion, Weaver
+from dualweaver.method.context_filter import FILTER_STEPS
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -15,14 +15,14 @@ import torch
 from torch import nn
 from toys import CONTEXT, HORIZON, Repeats, Toy, refusal, waves, weaver
 
-import dualweaver.pipeline
+import dualweaver.forecast.pipeline
 from dualweaver import load_backbone
 from dualweaver.adapters import DualWeaverAdapter
 from dualweaver.backbones import Backbone, Forecast
 from dualweaver.data.module import WindowDataModule
 from dualweaver.data.windows import WindowDataset, window_starts
-from dualweaver.training import AdaptationModule, TrainingSettings
-from dualweaver.weaver import FILTER_SHARES
+from dualweaver.fit.module import AdaptationModule, TrainingSettings
+from dualweaver.method import FILTER_SHARES
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -220,7 +220,7 @@ def test_18_metrics_of_158_windows_do_not_depend_on_the_batch(adapter, monkeypat
     per_window = 6 if adapter == "dualweaver" else 3
     reports = []
     for batch in (1, 32, 158):
-        monkeypatch.setattr(dualweaver.pipeline, "SERIES_AT_ONCE", batch * per_window)
+        monkeypatch.setattr(dualweaver.forecast.pipeline, "SERIES_AT_ONCE", batch * per_window)
         reports.append(model.backtest(df, windows=158, step=1))
     assert reports[0].forecasts["cutoff"].nunique() == 158
     assert len(reports[0].forecasts) == 158 * HORIZON * 3
@@ -254,7 +254,7 @@ def test_18_nor_do_forecasts_that_are_sampled(monkeypatch):
     model = weaver(backbone, adapter="zero-shot").fit(waves())
     reports = []
     for batch in (1, 6, 99):
-        monkeypatch.setattr(dualweaver.pipeline, "SERIES_AT_ONCE", batch)
+        monkeypatch.setattr(dualweaver.forecast.pipeline, "SERIES_AT_ONCE", batch)
         reports.append(model.backtest(waves(500), windows=20, step=1))
     for other in reports[1:]:
         pd.testing.assert_frame_equal(other.forecasts, reports[0].forecasts, rtol=1e-6)

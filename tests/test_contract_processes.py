@@ -19,7 +19,7 @@ from torch import Tensor
 from toys import Toy, waves, weaver
 from transformers import PreTrainedModel
 
-import dualweaver.pipeline
+import dualweaver.forecast.pipeline
 from dualweaver import DualWeaver
 from dualweaver.backbones.ttm import TinyTimeMixerConfig, TinyTimeMixerForPrediction
 from dualweaver.errors import CheckpointError
@@ -81,7 +81,7 @@ def test_17_forecasts_equal_those_made_in_channel_chunks(adapter, monkeypatch):
     model = weaver(Toy(512), window_stride=48, **settings).fit(df)
     model.pipeline_.fallback[:] = False
     whole = model.predict(level=[80])
-    monkeypatch.setattr(dualweaver.pipeline, "SERIES_AT_ONCE", 100)
+    monkeypatch.setattr(dualweaver.forecast.pipeline, "SERIES_AT_ONCE", 100)
     pd.testing.assert_frame_equal(model.predict(level=[80]), whole, rtol=1e-5, atol=1e-5)
     if adapter == "zero-shot":
         part = weaver(Toy(512), **settings).fit(df.iloc[:, 100:150])

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from toy_backbones import NormalisedToy
 
-from dualweaver import effort
-from dualweaver.effort import LEAST, MOST, USUAL, epoch_windows, validation_windows
+from dualweaver.fit import effort
+from dualweaver.fit.effort import LEAST, MOST, USUAL, epoch_windows, validation_windows
 
 
 def windows(series: int = 2, available: int | None = None) -> int:

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from toys import HORIZON, long_form, waves, weaver
 
 from dualweaver.errors import DataError, SettingError
-from dualweaver.evaluation import METHODS, METRIC_NAMES, season_length
+from dualweaver.evaluation.backtest import METHODS, METRIC_NAMES, season_length
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

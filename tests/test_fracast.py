@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from dualweaver.backbones import load_backbone
-from dualweaver.backbones.fracast_core import FracastConfig, FracastModel, significant_periods
+from dualweaver.backbones.fracast.core import FracastConfig, FracastModel, significant_periods
 from dualweaver.errors import CheckpointError, SettingError
 
 WEIGHTS = Path(fracast.__file__).parent / "weights"

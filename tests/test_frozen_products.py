@@ -6,10 +6,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dualweaver.backbones import load_backbone, ttm_frozen
-from dualweaver.backbones.products import Linear
+from dualweaver.backbones import load_backbone
 from dualweaver.backbones.ttm import TinyTimeMixerConfig, TinyTimeMixerForPrediction, TTMBackbone
-from dualweaver.effort import forward_cost
+from dualweaver.backbones.ttm import frozen as ttm_frozen
+from dualweaver.compute.products import Linear
+from dualweaver.fit.effort import forward_cost
 
 
 def gradient(module: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -25,8 +25,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from dualweaver.adapters import DualWeaverAdapter
-from dualweaver.training import AdaptationModule, TrainingSettings
-from dualweaver.weaver import Weaver
+from dualweaver.fit.module import AdaptationModule, TrainingSettings
+from dualweaver.method import Weaver
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -9,8 +9,8 @@ from torch import nn
 from toy_backbones import NormalisedToy
 
 from dualweaver.errors import DataError, SettingError
-from dualweaver.influence import channel_influence, spread_contexts
-from dualweaver.weaver import CNNFusion, ContextFilter, MLPFusion, Weaver
+from dualweaver.method import CNNFusion, ContextFilter, MLPFusion, Weaver
+from dualweaver.method.influence import channel_influence, spread_contexts
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

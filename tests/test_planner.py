@@ -22,12 +22,12 @@ from dualweaver import DualWeaver
 from dualweaver.adapters import DualWeaverAdapter, make_adapter
 from dualweaver.backbones import Backbone
 from dualweaver.backbones.timer import TimerBackbone, TimerConfig, TimerForPrediction
+from dualweaver.compute.limits import check_devices, parse_bytes, processes
 from dualweaver.errors import SettingError
 from dualweaver.planning import search
 from dualweaver.planning.costs import Costs, Expression, probe_costs, rows_of
-from dualweaver.planning.limits import check_devices, parse_bytes, processes
 from dualweaver.planning.memory import record_memory, storage_bytes
-from dualweaver.planning.planner import Plan, choose_plan, pareto, plans_for
+from dualweaver.planning.plans import Plan, choose_plan, pareto, plans_for
 from dualweaver.planning.search import plan, plan_training
 from dualweaver.planning.step import Shape, TrainingStep
 
@@ -276,7 +276,7 @@ def test_forecasts_are_the_same_however_few_series_go_through_at_once(tmp_path: 
 
 
 def test_without_a_budget_nothing_is_planned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dualweaver.fitting.plan_stages", lambda *_: pytest.fail("planned"))
+    monkeypatch.setattr("dualweaver.fit.fitting.plan_stages", lambda *_: pytest.fail("planned"))
     model, _ = fitted()
     assert model.pipeline_.adapter.pairs_at_once is None
 

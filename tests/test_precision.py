@@ -17,7 +17,7 @@ from toys import CONTEXT, HORIZON, Toy, refusal, waves, weaver
 
 from dualweaver import DualWeaver, precision
 from dualweaver.backbones import Backbone
-from dualweaver.precision import choose_precision, load_in_precision
+from dualweaver.backbones.precision import choose_precision, load_in_precision
 
 
 class Levelled(LinearToy):

@@ -16,8 +16,8 @@ from toy_backbones import NormalisedToy
 from dualweaver.adapters import DualWeaverAdapter
 from dualweaver.data.module import PhasedSampler
 from dualweaver.errors import SettingError
+from dualweaver.fit.module import AdaptationModule, TrainingSettings
 from dualweaver.planning.sharding import shard_blocks
-from dualweaver.training import AdaptationModule, TrainingSettings
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

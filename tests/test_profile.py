@@ -15,7 +15,7 @@ from test_cli import run
 
 import dualweaver
 from dualweaver.backbones import Backbone
-from dualweaver.backbones.recompute import part_names
+from dualweaver.compute.recompute import part_names
 from dualweaver.errors import SettingError
 from dualweaver.planning.memory import record_memory, storage_bytes
 from dualweaver.planning.parts import take_inventory

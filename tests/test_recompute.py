@@ -15,8 +15,8 @@ from torch import Tensor
 
 from dualweaver.adapters import DualWeaverAdapter, FineTune
 from dualweaver.backbones import Backbone
-from dualweaver.backbones.recompute import part_names, recomputing
 from dualweaver.backbones.timer import TimerBackbone, TimerConfig, TimerForPrediction
+from dualweaver.compute.recompute import part_names, recomputing
 from dualweaver.errors import SettingError
 from dualweaver.planning.choice import choose_parts, frontier, smallest_parts
 from dualweaver.planning.memory import record_memory

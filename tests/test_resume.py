@@ -20,9 +20,9 @@ from torch import Tensor
 from toys import Toy, refusal, waves, weaver
 
 from dualweaver import DualWeaver, resume
-from dualweaver.cli import main
-from dualweaver.stages import TUNED_SHARES
-from dualweaver.weaver import FILTER_SHARES
+from dualweaver.cli.app import main
+from dualweaver.fit.stages import TUNED_SHARES
+from dualweaver.method import FILTER_SHARES
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -305,7 +305,7 @@ def test_the_command_line_resumes_and_names_what_differs(tmp_path, capsys, monke
             main([*arguments, "1"])
         assert left.value.code == 0
         outputs.append(capsys.readouterr().out)
-        monkeypatch.setattr("dualweaver.training.L.Trainer", lambda **_: pytest.fail("trained again"))
+        monkeypatch.setattr("dualweaver.fit.training.L.Trainer", lambda **_: pytest.fail("trained again"))
     assert outputs[0] == outputs[1] != ""
     with pytest.raises(SystemExit) as left:
         main([*arguments, "2"])

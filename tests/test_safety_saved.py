@@ -15,7 +15,7 @@ from toys import Toy, refusal, waves, weaver
 from traps import HEADERS, cheap_refusal, edit, traps
 
 from dualweaver import DualWeaver
-from dualweaver.resume import ResumeFolder
+from dualweaver.fit.resume import ResumeFolder
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from toy_backbones import NormalisedToy
 
-from dualweaver import shares
 from dualweaver.adapters import DualWeaverAdapter
 from dualweaver.backbones import Forecast
 from dualweaver.data.windows import WindowDataset
-from dualweaver.shares import choose_share, standard_error
+from dualweaver.fit import selection
+from dualweaver.fit.selection import choose_share, standard_error
 
 CONTEXT, HORIZON, BLOCKS = 12, 4, 16
 SIGN = torch.tensor([1.0, -1.0]).repeat(BLOCKS // 2)  # of what differs from block to block
@@ -61,7 +61,7 @@ def chosen(
         truth = torch.zeros(blocks * HORIZON, HORIZON, 2)
         return Forecast(truth + off.sqrt()[:, None]), truth
 
-    monkeypatch.setattr(shares, "forecast_windows", forecasts)
+    monkeypatch.setattr(selection, "forecast_windows", forecasts)
     found = choose_share(adapter, NormalisedToy(), windows, CONTEXT, 0, tuple(errors), **settings)
     assert found == pytest.approx(
         {

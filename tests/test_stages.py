@@ -11,14 +11,16 @@ import torch
 from torch import Tensor, nn
 from toy_backbones import LinearToy, NormalisedToy
 
-from dualweaver import DualWeaver, stages
+from dualweaver import DualWeaver
 from dualweaver.adapters import AdaPTS, DualWeaverAdapter, FineTune
 from dualweaver.backbones import Backbone
 from dualweaver.data.windows import WindowDataset
 from dualweaver.errors import DataError
-from dualweaver.fitting import NOISE_WEIGHT
-from dualweaver.stages import TUNED_SHARES, fit_reconstruction
-from dualweaver.weaver import FILTER_SHARES
+from dualweaver.fit import reconstruction, stages
+from dualweaver.fit.reconstruction import covered_rows
+from dualweaver.fit.selection import NOISE_WEIGHT
+from dualweaver.fit.stages import TUNED_SHARES, fit_reconstruction
+from dualweaver.method import FILTER_SHARES
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -197,7 +199,7 @@ def test_the_pre_fit_reproduces_the_targets_of_unseen_rows() -> None:
     with torch.no_grad():
         assert float(adapter.reconstruction_loss(unseen)) == pytest.approx(best)
     assert best < 1e-3
-    assert len(history) <= stages.RECONSTRUCTION_EPOCHS
+    assert len(history) <= reconstruction.RECONSTRUCTION_EPOCHS
 
 
 def test_the_pre_fit_stops_when_validation_stops_improving_and_keeps_the_best() -> None:
@@ -205,7 +207,7 @@ def test_the_pre_fit_stops_when_validation_stops_improving_and_keeps_the_best() 
     history = fit_reconstruction(adapter, rows(1, count=20), unseen, seed=0)
     errors = [row["val_mse"] for row in history]
     best = int(np.argmin(errors))
-    assert len(errors) == best + 1 + stages.RECONSTRUCTION_PATIENCE < stages.RECONSTRUCTION_EPOCHS
+    assert len(errors) == best + 1 + reconstruction.RECONSTRUCTION_PATIENCE < reconstruction.RECONSTRUCTION_EPOCHS
     with torch.no_grad():
         assert float(adapter.reconstruction_loss(unseen)) == pytest.approx(errors[best]) != errors[-1]
 
@@ -238,8 +240,8 @@ def test_the_pre_fit_sees_no_validation_rows_and_is_scored_on_no_training_rows(
 
 def test_covered_rows_are_those_inside_windows_from_a_step_on() -> None:
     windows = WindowDataset(torch.zeros(12, 1), [0, 1, 6], 4)
-    assert stages._covered(windows).nonzero().flatten().tolist() == [0, 1, 2, 3, 4, 6, 7, 8, 9]
-    assert stages._covered(windows, 3).nonzero().flatten().tolist() == [3, 4, 9]
+    assert covered_rows(windows).nonzero().flatten().tolist() == [0, 1, 2, 3, 4, 6, 7, 8, 9]
+    assert covered_rows(windows, 3).nonzero().flatten().tolist() == [3, 4, 9]
 
 
 def test_wide_windows_are_accumulated_in_small_batches(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,8 +18,8 @@ import torch
 from toys import Toy, waves, weaver
 
 from dualweaver import DualWeaver
+from dualweaver.compute.storage import read_folder, write_folder
 from dualweaver.errors import CheckpointError
-from dualweaver.storage import read_folder, write_folder
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from toy_backbones import NormalisedToy
 
 from dualweaver.adapters import DualWeaverAdapter, woven
-from dualweaver.streaming import kept_bytes, streamed_sum
+from dualweaver.compute.streaming import kept_bytes, streamed_sum
 
 
 def gradient(adapter: DualWeaverAdapter, window: Tensor) -> list[Tensor]:

@@ -16,7 +16,9 @@ from dualweaver.adapters import Adapter, DualWeaverAdapter, FineTune, make_adapt
 from dualweaver.backbones import Backbone, ModuleBackbone
 from dualweaver.data.module import PhasedSampler, WindowDataModule
 from dualweaver.data.windows import WindowDataset, window_starts
-from dualweaver.training import KeptWeights, TrainingSettings, train_adapter
+from dualweaver.fit.callbacks import KeptWeights
+from dualweaver.fit.module import TrainingSettings
+from dualweaver.fit.training import train_adapter
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

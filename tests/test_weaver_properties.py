@@ -13,7 +13,8 @@ from toy_backbones import LinearToy, NormalisedToy
 
 from dualweaver.adapters import DualWeaverAdapter
 from dualweaver.backbones import Backbone
-from dualweaver.weaver import SCALE_FLOOR, CNNFusion, MLPFusion, Weaver, fusion_width, surrogate_bound
+from dualweaver.method import CNNFusion, MLPFusion, Weaver, fusion_width, surrogate_bound
+from dualweaver.method.weaver import SCALE_FLOOR
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -18,8 +18,9 @@ from dualweaver import DualWeaver
 from dualweaver.adapters import DualWeaverAdapter
 from dualweaver.data.module import WindowDataModule
 from dualweaver.data.windows import WindowDataset, window_starts
+from dualweaver.fit.module import TrainingSettings
+from dualweaver.fit.training import train_adapter
 from dualweaver.planning.sharding import shard_blocks
-from dualweaver.training import TrainingSettings, train_adapter
 
 CONTEXT, HORIZON, CHANNELS, BATCH = 12, 4, 3, 8
 

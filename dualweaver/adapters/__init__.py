@@ -1,4 +1,7 @@
-"""What is trained around a frozen model, behind one small interface: see `Adapter`."""
+"""What is trained around a frozen model, behind one small interface (`Adapter`); the training loss is its `objective`.
+
+May import: method, backbones, compute, errors.
+"""
 
 from __future__ import annotations
 

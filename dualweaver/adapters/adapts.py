@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from dualweaver.adapters.base import Adapter, to_series
 from dualweaver.backbones import Backbone
-from dualweaver.weaver import fusion_width
+from dualweaver.method import fusion_width
 
 __all__ = ["AdaPTS"]
 

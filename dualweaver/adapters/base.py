@@ -10,15 +10,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from dualweaver.backbones import Backbone, Forecast
-
-if TYPE_CHECKING:
-    from dualweaver.planning.planner import Plan
+from dualweaver.compute.plan import Plan
 
 __all__ = ["Adapter", "own_loss", "to_series"]
 

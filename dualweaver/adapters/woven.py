@@ -12,9 +12,9 @@ from torch import Tensor
 
 from dualweaver.adapters.base import Adapter, own_loss, to_series
 from dualweaver.backbones import Backbone
+from dualweaver.compute.streaming import kept_bytes, streamed_sum
 from dualweaver.errors import SettingError
-from dualweaver.streaming import kept_bytes, streamed_sum
-from dualweaver.weaver import FILTER_SHARES, ContextFilter, Weaver, make_fusion, surrogate_bound
+from dualweaver.method import FILTER_SHARES, ContextFilter, Weaver, make_fusion, surrogate_bound
 
 __all__ = ["DualWeaverAdapter"]
 

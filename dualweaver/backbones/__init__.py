@@ -1,12 +1,9 @@
-"""Frozen univariate forecasters, each loadable by name."""
+"""Frozen univariate forecasters by name: the contract (`base`), the registry, one file or folder a model.
 
-from dualweaver.backbones.base import (
-    Backbone,
-    Forecast,
-    ModuleBackbone,
-    available_backbones,
-    load_backbone,
-    register_backbone,
-)
+May import: compute, errors, notices.
+"""
+
+from dualweaver.backbones.base import Backbone, Forecast, ModuleBackbone
+from dualweaver.backbones.registry import available_backbones, load_backbone, register_backbone
 
 __all__ = ["Backbone", "Forecast", "ModuleBackbone", "available_backbones", "load_backbone", "register_backbone"]

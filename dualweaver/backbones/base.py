@@ -1,4 +1,4 @@
-"""The contract between the method and a frozen univariate forecaster, and the registry of those that ship.
+"""The contract between the method and a frozen univariate forecaster.
 
 A backbone maps `[series, time]` to `[series, horizon]`, differentiably with respect to its input. The method needs
 nothing else from it, so any `torch.nn.Module` with that forward can stand in (`ModuleBackbone`).
@@ -7,22 +7,20 @@ nothing else from it, so any `torch.nn.Module` with that forward can stand in (`
 from __future__ import annotations
 
 import hashlib
-import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dualweaver.backbones.recompute import recomputable
+from dualweaver.compute.recompute import recomputable
 from dualweaver.errors import SettingError
 
-__all__ = ["Backbone", "Forecast", "ModuleBackbone", "available_backbones", "load_backbone", "register_backbone"]
+__all__ = ["Backbone", "Forecast", "ModuleBackbone"]
 
 
 @dataclass(frozen=True)
@@ -294,68 +292,6 @@ class ModuleBackbone(Backbone):
     @classmethod
     def from_checkpoint(cls, checkpoint: str | None, **kwargs: Any) -> Backbone:
         raise SettingError("a backbone made from your own module cannot be loaded by name; pass the object again")
-
-
-_REGISTRY: dict[str, str | type[Backbone]] = {
-    "fracast": "dualweaver.backbones.fracast:FracastBackbone",
-    "ttm": "dualweaver.backbones.ttm:TTMBackbone",
-    "timer": "dualweaver.backbones.timer:TimerBackbone",
-    "sundial": "dualweaver.backbones.sundial:SundialBackbone",
-}
-
-
-def register_backbone(name: str, backbone: type[Backbone]) -> None:
-    """Make a backbone of your own loadable as `load_backbone(name)`."""
-    if name in _REGISTRY:
-        raise SettingError(f"a backbone named {name!r} is registered already")
-    _REGISTRY[name] = backbone
-
-
-def available_backbones() -> dict[str, type[Backbone]]:
-    """The registered backbones by name."""
-    return {name: _resolve(name) for name in _REGISTRY}
-
-
-def _resolve(name: str) -> type[Backbone]:
-    entry = _REGISTRY.get(name)
-    if entry is None:
-        raise SettingError(f"unknown backbone {name!r}; known are {', '.join(sorted(_REGISTRY))}")
-    if isinstance(entry, str):  # imported on first use, so that one backbone does not pay for the others' libraries
-        module, attribute = entry.split(":")
-        entry = getattr(importlib.import_module(module), attribute)
-        _REGISTRY[name] = entry
-    return entry
-
-
-def load_backbone(
-    backbone: str | nn.Module, *, context_length: int | None = None, dtype: torch.dtype | None = None
-) -> Backbone:
-    """A frozen backbone from a name, a name with a checkpoint, or a module.
-
-    Args:
-        backbone: `"ttm"`, `"ttm:directory"`, `"timer:thuml/timer-base-84m"`, `"timer:hub/name@revision"`, a `Backbone`,
-            or any `torch.nn.Module` that maps `[series, context_length]` to `[series, horizon]`.
-        context_length: past steps to feed, the backbone's own default where None.
-        dtype: of the weights, the checkpoint's own where None.
-
-    Raises:
-        SettingError: unknown name, or a context length that the backbone cannot take.
-        CheckpointError: weights that are missing, damaged or foreign.
-    """
-    if isinstance(backbone, Backbone):
-        return backbone.freeze()
-    if isinstance(backbone, nn.Module):
-        if context_length is None:
-            raise SettingError("context_length is required when the backbone is a module of your own")
-        return ModuleBackbone(backbone, context_length=context_length)
-    if not isinstance(backbone, str):
-        raise SettingError(f"backbone={backbone!r}: expected a name, a Backbone or a torch.nn.Module")
-    name, _, source = backbone.partition(":")
-    checkpoint, revision = (source or None), None
-    if checkpoint and "@" in checkpoint and not Path(checkpoint).exists():
-        checkpoint, revision = checkpoint.rsplit("@", 1)
-    loaded = _resolve(name).from_checkpoint(checkpoint, revision=revision, context_length=context_length, dtype=dtype)
-    return loaded.freeze()
 
 
 def _first_bad(values: np.ndarray) -> int:

@@ -18,8 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PretrainedConfig
 
-from dualweaver.backbones.products import Linear
-from dualweaver.backbones.recompute import recomputable
+from dualweaver.compute.products import Linear
+from dualweaver.compute.recompute import recomputable
 from dualweaver.errors import CheckpointError
 
 __all__ = ["DecoderConfig", "LayerCache", "PatchDecoder", "rotary_tables", "working_dtype"]

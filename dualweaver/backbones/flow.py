@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dualweaver.backbones.decoder import working_dtype
-from dualweaver.backbones.products import Linear
-from dualweaver.backbones.recompute import recomputable
+from dualweaver.compute.products import Linear
+from dualweaver.compute.recompute import recomputable
 
 __all__ = ["FlowMatching", "FlowNetwork", "sinusoids"]
 

@@ -14,7 +14,7 @@ from dualweaver.backbones.base import Forecast
 from dualweaver.backbones.decoder import DecoderConfig, PatchDecoder, working_dtype
 from dualweaver.backbones.flow import FlowMatching
 from dualweaver.backbones.patchwise import PatchBackbone, label_windows
-from dualweaver.backbones.products import Linear
+from dualweaver.compute.products import Linear
 from dualweaver.errors import SettingError
 
 __all__ = ["SundialBackbone", "SundialConfig", "SundialForPrediction"]

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from dualweaver.backbones.base import Forecast
 from dualweaver.backbones.decoder import DecoderConfig, LayerCache, PatchDecoder, working_dtype
 from dualweaver.backbones.patchwise import PatchBackbone, label_windows
-from dualweaver.backbones.products import Linear
+from dualweaver.compute.products import Linear
 from dualweaver.errors import SettingError
 
 __all__ = ["TimerBackbone", "TimerConfig", "TimerForPrediction"]

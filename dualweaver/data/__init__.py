@@ -1,1 +1,4 @@
-"""Frames in and out, windows, splits and the benchmark catalogue."""
+"""Frames in and out, the time axis, missing values, windows, splits, the Lightning data module, the catalogue.
+
+May import: errors, notices.
+"""

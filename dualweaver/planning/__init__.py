@@ -1,1 +1,4 @@
-"""Fits the machine at hand: where memory and time go, what to compute again, how to take a step within a budget."""
+"""Where time and memory of training go, and the fastest way to train within a budget.
+
+May import: settings, adapters, method, backbones, data, compute, errors.
+"""

@@ -30,12 +30,12 @@ from torch import Tensor
 
 from dualweaver.adapters import Adapter, DualWeaverAdapter
 from dualweaver.backbones import Backbone
-from dualweaver.backbones.recompute import recomputing
+from dualweaver.compute.recompute import recomputing
+from dualweaver.method import fusion_width
 from dualweaver.planning.choice import Choice, frontier
 from dualweaver.planning.memory import record_memory, storage_bytes
 from dualweaver.planning.parts import take_inventory
 from dualweaver.planning.step import Shape, TrainingStep
-from dualweaver.weaver import fusion_width
 
 __all__ = ["Costs", "Expression", "InnerProbe", "probe_costs", "rows_of"]
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from dualweaver.backbones.recompute import is_recomputed, watching
+from dualweaver.compute.recompute import is_recomputed, watching
 
 __all__ = ["GRADIENTS", "OUTSIDE", "WORKSPACE", "Holdings", "record_memory", "resident_bytes", "storage_bytes"]
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dualweaver.backbones.recompute import watching
+from dualweaver.compute.recompute import watching
 
 __all__ = ["Call", "Inventory", "Kept", "take_inventory"]
 

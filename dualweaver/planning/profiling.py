@@ -21,14 +21,15 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from dualweaver.adapters import Adapter, make_adapter
-from dualweaver.allocator import keep_freed_memory, return_freed_memory
-from dualweaver.backbones.products import FLOP_FORMULAS, product
-from dualweaver.backbones.recompute import recomputing
+from dualweaver.backbones.precision import load_in_precision, precision_of
+from dualweaver.compute.allocator import keep_freed_memory, return_freed_memory
+from dualweaver.compute.products import FLOP_FORMULAS, product
+from dualweaver.compute.recompute import recomputing
+from dualweaver.compute.seeding import seeded
 from dualweaver.errors import SettingError
 from dualweaver.planning.memory import Holdings, record_memory, resident_bytes, storage_bytes
 from dualweaver.planning.step import PHASES, Shape, Stopwatch, TrainingStep, training_device
-from dualweaver.precision import load_in_precision, precision_of
-from dualweaver.seeding import seeded
+from dualweaver.settings import Options
 
 __all__ = ["Profile", "product_rate", "profile", "profile_step"]
 
@@ -136,20 +137,20 @@ def _colours(holders: dict[str, list[int]]) -> list[Any]:
 
 
 def profile(
-    backbone: str | nn.Module = "fracast",
+    backbone: str | nn.Module = Options.backbone,
     *,
     channels: int = 7,
     batch_size: int = 4,
-    horizon: int = 96,
-    context_length: int | None = None,
-    adapter: str | Adapter = "dualweaver",
-    objective: str = "reconstruction",
-    fusion: str = "mlp",
-    precision: str = "32",
+    horizon: int = Options.horizon,
+    context_length: int | None = Options.context_length,
+    adapter: str | Adapter = Options.adapter,
+    objective: str = Options.objective,
+    fusion: str = Options.fusion,
+    precision: str = Options.precision,
     micro_batch: int | None = None,
     recompute: Sequence[str] = (),
     steps: int = 3,
-    seed: int = 0,
+    seed: int = Options.seed,
 ) -> Profile:
     """Profile training on made-up data of some shape: the values do not matter to time and memory.
 
@@ -159,7 +160,7 @@ def profile(
         batch_size: windows of a step of the optimizer.
         adapter: a name, or an adapter for as many channels.
         micro_batch: windows at once, all by default.
-        recompute: parts of the backbone to compute again, see `dualweaver.backbones.recompute`.
+        recompute: parts of the backbone to compute again, see `dualweaver.compute.recompute`.
         steps: that are timed; two more are run before them, and two after.
         seed: of data, weights of the adapter and dropout.
 

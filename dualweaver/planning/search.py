@@ -3,35 +3,30 @@
 from __future__ import annotations
 
 import copy
-import json
 import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
-import torch
 from rich.table import Table
 from torch import nn
 
 from dualweaver.adapters import Adapter, make_adapter
-from dualweaver.allocator import keep_freed_memory
 from dualweaver.backbones import Backbone
+from dualweaver.backbones.precision import load_in_precision, precision_of
+from dualweaver.compute.allocator import keep_freed_memory
+from dualweaver.compute.limits import parse_bytes
+from dualweaver.compute.plan import Plan
+from dualweaver.compute.seeding import seeded
 from dualweaver.errors import SettingError
 from dualweaver.planning.costs import Costs, InnerProbe, probe_costs
-from dualweaver.planning.limits import parse_bytes
 from dualweaver.planning.memory import storage_bytes
-from dualweaver.planning.planner import Plan, choose_plan, pareto, plans_for, plans_table
+from dualweaver.planning.plans import choose_plan, pareto, plans_for, plans_table
 from dualweaver.planning.step import Shape, training_device
-from dualweaver.precision import PRECISIONS, load_in_precision, precision_of
-from dualweaver.seeding import seeded
+from dualweaver.settings import PRECISIONS, Options
 
-if TYPE_CHECKING:  # settings check a budget by this package
-    from dualweaver.settings import FitSettings
-
-__all__ = ["Outcome", "plan", "plan_stages", "plan_training", "probe_shape"]
+__all__ = ["Outcome", "plan", "plan_training", "probe_shape"]
 
 PATIENCE = 1.0  # seconds that the largest probe may take, roughly
 GROWTH = 4  # from one probe to the next
@@ -104,58 +99,26 @@ def probe_shape(
         )
 
 
-def plan_stages(
-    stages: Sequence[Adapter], backbone: Backbone, settings: FitSettings, context_length: int, folder: Path | None
-) -> None:
-    """Give every stage of a fit a plan within the settings' budget.
-
-    Args:
-        stages: what is trained in turn.
-        backbone: that they are trained around.
-        settings: of the fit.
-        context_length: past steps.
-        folder: where plans are kept for a fit that goes on later: timings differ from run to run, and with the sizes of
-            pieces the order of sums, so that bits would.
-    """
-    assert settings.memory_budget is not None
-    budget = parse_bytes(settings.memory_budget)
-    if settings.trains_backbone:  # a copy, beside the untouched one
-        budget -= storage_bytes(backbone.parameters())
-    for stage in stages:
-        name = f"{stage.name}-after-fine-tuning" if settings.fine_tune else stage.name
-        file = None if folder is None else folder / f"{name}.plan.json"
-        if file is not None and file.exists():
-            stage.plan = Plan.from_dict(json.loads(file.read_text()))
-        else:
-            shape = Shape(stage.channels, settings.batch_size // settings.devices, context_length, settings.horizon)
-            here = next(backbone.parameters(), torch.zeros(())).device
-            stage.plan = plan_training([backbone.to(training_device())], stage, shape, budget).chosen
-            backbone.to(here)
-            if file is not None:
-                file.write_text(json.dumps(asdict(stage.plan), indent=2) + "\n")
-        stage.pairs_at_once, stage.series_at_once = stage.plan.rows, stage.plan.series
-
-
 def plan(
-    backbone: str | nn.Module = "fracast",
+    backbone: str | nn.Module = Options.backbone,
     *,
     memory_budget: str | float,
     channels: int = 7,
-    batch_size: int = 32,
-    horizon: int = 96,
-    context_length: int | None = None,
-    adapter: str = "dualweaver",
-    objective: str = "reconstruction",
-    fusion: str = "mlp",
-    precision: str = "32",
-    devices: int = 1,
-    seed: int = 0,
+    batch_size: int = Options.batch_size,
+    horizon: int = Options.horizon,
+    context_length: int | None = Options.context_length,
+    adapter: str = Options.adapter,
+    objective: str = Options.objective,
+    fusion: str = Options.fusion,
+    precision: str = Options.precision,
+    devices: int = Options.devices,
+    seed: int = Options.seed,
 ) -> Outcome:
     """Plan the training of some shape, without data.
 
     Args:
         backbone, horizon, context_length, adapter, objective, fusion: as for `DualWeaver`.
-        memory_budget: bytes on each device, such as "2GB" or 2e9; see `dualweaver.planning.planner`.
+        memory_budget: bytes on each device, such as "2GB" or 2e9; see `dualweaver.planning.plans`.
         channels: all of them are targets.
         batch_size: windows of a step of the optimizer, whatever the plan.
         precision: "32", "bf16", or "auto" to let the plan choose.

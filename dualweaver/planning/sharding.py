@@ -8,7 +8,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from dualweaver.backbones import Backbone
-from dualweaver.backbones.recompute import part_names
+from dualweaver.compute.recompute import part_names
 from dualweaver.errors import SettingError
 
 __all__ = ["shard_blocks"]
