@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from toy_backbones import LinearToy
 from toys import CONTEXT, HORIZON, Toy, refusal, waves, weaver
 
-from dualweaver import DualWeaver, precision
-from dualweaver.backbones import Backbone
+from dualweaver import DualWeaver
+from dualweaver.backbones import Backbone, precision
 from dualweaver.backbones.precision import choose_precision, load_in_precision
 
 

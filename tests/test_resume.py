@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 from toys import Toy, refusal, waves, weaver
 
-from dualweaver import DualWeaver, resume
+from dualweaver import DualWeaver
 from dualweaver.cli.app import main
+from dualweaver.fit import resume
 from dualweaver.fit.stages import TUNED_SHARES
 from dualweaver.method import FILTER_SHARES
 
