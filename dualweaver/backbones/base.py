@@ -17,8 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from dualweaver.backbones.guard import around_flat, with_finite_gradient
 from dualweaver.compute.recompute import recomputable
 from dualweaver.errors import SettingError
+from dualweaver.notices import notify
 
 __all__ = ["Backbone", "Forecast", "ModuleBackbone"]
 
@@ -47,6 +49,9 @@ class Backbone(nn.Module, ABC):
     another way override `forward` and `distribution`, those trained on another loss than the squared error of the
     forecast override `loss` and `label_start`.
 
+    Gradients to the context that are not finite count as zero; `zeroed_gradients` counts them, and the first ones are
+    told in a notice. Those that override `forward` or `loss` pass their context through `guarded`.
+
     Attributes:
         name: the registered name.
         context_length: past steps that the model is fed with by default.
@@ -55,14 +60,19 @@ class Backbone(nn.Module, ABC):
         native_horizon: steps of one block; longer horizons are rolled forward.
         quantile_levels: levels of the last axis of `native`, symmetric around one half; () for point backbones.
         large_products: whether matrix products take most of the time, so that bfloat16 pays.
+        flat_is_constant: a context that does not move never reaches the model: its forecast is its last value, without
+            a gradient. For models that divide by a deviation of zero. Off where the model is safe by itself, since
+            what it makes of such a context is then a forecast like any other.
         loss_kind: whether `loss` is a squared or an absolute error; decides the bound of the collapse regulariser.
         checkpoint, revision: where the weights came from.
+        zeroed_gradients: entries of gradients to the context, so far, that were not finite.
     """
 
     name: ClassVar[str] = "backbone"
     default_checkpoint: ClassVar[str | None] = None
     summary: ClassVar[str] = ""
     large_products: ClassVar[bool] = False
+    flat_is_constant: ClassVar[bool] = False
     loss_kind: ClassVar[Literal["squared", "absolute"]] = "squared"
 
     def __init__(
@@ -89,6 +99,7 @@ class Backbone(nn.Module, ABC):
         self.quantile_levels = tuple(quantile_levels)
         self.checkpoint = checkpoint
         self.revision = revision
+        self.zeroed_gradients = 0
         self._trainable = False
 
     # What a subclass says
@@ -203,8 +214,21 @@ class Backbone(nn.Module, ABC):
 
     @recomputable
     def one_block(self, context: Tensor) -> Tensor:
-        """One step of a rollout: `native`."""
-        return self.native(context)
+        """One step of a rollout: `native`, with the guard around it."""
+        context = self.guarded(context)
+        return around_flat(self.native, context) if self.flat_is_constant else self.native(context)
+
+    def guarded(self, context: Tensor) -> Tensor:
+        """The context itself, `[series, time]`; entries of its gradient that are not finite will be zero."""
+        return with_finite_gradient(context, self._zeroed)
+
+    def _zeroed(self, entries: int, series: int) -> None:
+        if not self.zeroed_gradients:
+            notify(
+                f"the gradient of the backbone {self.name!r} to its context is not finite in {entries} steps of "
+                f"{series} series: they count as zero, now and later (told once; zeroed_gradients counts them)"
+            )
+        self.zeroed_gradients += entries
 
     def _point(self, block: Tensor) -> Tensor:
         if block.ndim == 2:

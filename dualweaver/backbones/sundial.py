@@ -285,6 +285,7 @@ class SundialBackbone(PatchBackbone):
     ) -> Tensor:
         """Draws of the forecast, `[series, num_samples, horizon]`; see `SundialForPrediction.sample`."""
         self.check_context(context.shape[1])
+        context = self.guarded(context)
         return self.model.sample(
             context, horizon or self.native_horizon, num_samples or self.num_samples, generator=generator, noise=noise
         )
@@ -317,6 +318,6 @@ class SundialBackbone(PatchBackbone):
 
         `noise` and `times` may be handed in; their layout is that of `SundialForPrediction.token_loss`.
         """
-        context, labels = self._whole_patches(context, labels)
+        context, labels = self._whole_patches(self.guarded(context), labels)
         pred_len = horizon or DEFAULT_LOSS_HORIZON
         return self.model.token_loss(context, labels, pred_len=pred_len, generator=generator, noise=noise, times=times)
