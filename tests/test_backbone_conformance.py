@@ -49,12 +49,21 @@ def _sundial() -> Backbone:
     return sundial.SundialBackbone(sundial.SundialForPrediction(config), context_length=48)
 
 
+def _timesfm() -> Backbone:
+    from test_timesfm import tiny
+
+    from dualweaver.backbones import timesfm
+
+    return timesfm.TimesFMBackbone(tiny(), context_length=48)
+
+
 FACTORIES: dict[str, Callable[[], Backbone]] = {
     "module": _module,
     "fracast": _fracast,
     "ttm": _ttm,
     "timer": _timer,
     "sundial": _sundial,
+    "timesfm": _timesfm,
 }
 
 

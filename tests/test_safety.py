@@ -12,6 +12,7 @@ import fracast
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from test_timesfm import tiny as tiny_timesfm
 from toys import refusal
 from traps import HEADERS, cheap_refusal, edit, traps
 
@@ -36,6 +37,7 @@ MODELS: dict[str, Callable[[], Any]] = {
     ),
     "timer": lambda: TimerForPrediction(TimerConfig(input_token_len=12, output_token_lens=[12], **PATCHES)),
     "sundial": lambda: SundialForPrediction(SundialConfig(input_token_len=8, output_token_lens=[24], **PATCHES)),
+    "timesfm": tiny_timesfm,
 }
 
 
@@ -200,6 +202,7 @@ SIZES: dict[str, list[str]] = {
     "ttm": ["d_model", "num_layers", "decoder_d_model", "decoder_num_layers", "expansion_factor", "prediction_length"],
     "timer": ["hidden_size", "intermediate_size", "num_hidden_layers", "input_token_len"],
     "sundial": ["hidden_size", "intermediate_size", "num_hidden_layers", "input_token_len", "flow_loss_depth"],
+    "timesfm": ["hidden_size", "intermediate_size", "num_hidden_layers", "patch_length", "horizon_length", "head_dim"],
     "fracast": ["d_model", "n_stages", "head_d_ff", "head_layers", "head_fc_layers", "horizon"],
 }
 

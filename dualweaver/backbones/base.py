@@ -54,6 +54,8 @@ class Backbone(nn.Module, ABC):
 
     Attributes:
         name: the registered name.
+        licence: of code and weights; of the two where they differ.
+        extra: the extra of this package that brings what the model needs (`pip install "dualweaver-forecast[extra]"`).
         context_length: past steps that the model is fed with by default.
         min_context: the fewest past steps it accepts.
         max_context: the most it accepts (longer contexts are cut from the left), or None.
@@ -71,6 +73,8 @@ class Backbone(nn.Module, ABC):
     name: ClassVar[str] = "backbone"
     default_checkpoint: ClassVar[str | None] = None
     summary: ClassVar[str] = ""
+    licence: ClassVar[str] = ""
+    extra: ClassVar[str | None] = None
     large_products: ClassVar[bool] = False
     flat_is_constant: ClassVar[bool] = False
     loss_kind: ClassVar[Literal["squared", "absolute"]] = "squared"

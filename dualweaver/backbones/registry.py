@@ -23,6 +23,7 @@ _SHIPPED = {
     "ttm": "dualweaver.backbones.ttm:TTMBackbone",
     "timer": "dualweaver.backbones.timer:TimerBackbone",
     "sundial": "dualweaver.backbones.sundial:SundialBackbone",
+    "timesfm": "dualweaver.backbones.timesfm:TimesFMBackbone",
 }
 _registered: dict[str, type[Backbone]] = {}
 

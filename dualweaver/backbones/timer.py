@@ -170,6 +170,7 @@ class TimerBackbone(PatchBackbone):
     name = "timer"
     default_checkpoint = "thuml/timer-base-84m"
     summary = "Timer-XL 84M: decoder-only transformer, point forecasts, patches of 96"
+    licence = "Apache-2.0"
     model_class = TimerForPrediction
 
     model: TimerForPrediction
