@@ -11,7 +11,9 @@ from toys import waves
 from dualweaver import DualWeaver
 from dualweaver.backbones import Backbone
 
-__all__ = ["check_fit", "gradient_error", "mixed_scales"]
+__all__ = ["NO_CHRONOS", "check_fit", "gradient_error", "in_units", "mixed_scales"]
+
+NO_CHRONOS = "needs chronos-forecasting, the extra [chronos]"
 
 
 def mixed_scales(length: int, count: int = 4) -> Tensor:
@@ -62,3 +64,10 @@ def check_fit(backbone: str, context_length: int, folder: Path) -> None:
     model.save(folder)
     again = DualWeaver.load(folder)
     assert again.predict(frame).equals(model.predict(frame))
+
+
+def in_units(forecast: Tensor, context: Tensor) -> Tensor:
+    """A forecast, series first, in units of its context's mean and deviation: what float32 can be held to."""
+    rows = (-1, *[1] * (forecast.ndim - 1))
+    mean, deviation = context.mean(dim=1), context.std(dim=1)
+    return (forecast - mean.view(rows)) / deviation.view(rows)

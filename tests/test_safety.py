@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,10 @@ MODELS: dict[str, Callable[[], Any]] = {
     "sundial": lambda: SundialForPrediction(SundialConfig(input_token_len=8, output_token_lens=[24], **PATCHES)),
     "timesfm": tiny_timesfm,
 }
+if find_spec("chronos"):  # the extra
+    from test_chronos import BUILD
+
+    MODELS |= BUILD
 
 
 @pytest.fixture(params=[*MODELS, "fracast"])
@@ -203,6 +208,8 @@ SIZES: dict[str, list[str]] = {
     "timer": ["hidden_size", "intermediate_size", "num_hidden_layers", "input_token_len"],
     "sundial": ["hidden_size", "intermediate_size", "num_hidden_layers", "input_token_len", "flow_loss_depth"],
     "timesfm": ["hidden_size", "intermediate_size", "num_hidden_layers", "patch_length", "horizon_length", "head_dim"],
+    "chronos-bolt": ["d_model", "d_kv", "d_ff", "num_layers", "num_heads"],
+    "chronos-2": ["d_model", "d_kv", "d_ff", "num_layers", "num_heads"],
     "fracast": ["d_model", "n_stages", "head_d_ff", "head_layers", "head_fc_layers", "horizon"],
 }
 

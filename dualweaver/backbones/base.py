@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -217,10 +218,15 @@ class Backbone(nn.Module, ABC):
         return torch.cat(blocks, dim=1)[:, :horizon]
 
     @recomputable
-    def one_block(self, context: Tensor) -> Tensor:
-        """One step of a rollout: `native`, with the guard around it."""
+    def one_block(self, context: Tensor, steps: int | None = None) -> Tensor:
+        """One step of a rollout: `native`, with the guard around it.
+
+        `steps` is for models whose blocks may be shorter than the longest; their `native` takes it as well.
+        """
         context = self.guarded(context)
-        return around_flat(self.native, context) if self.flat_is_constant else self.native(context)
+        native: Callable[..., Tensor] = self.native
+        model = native if steps is None else partial(native, steps=steps)
+        return around_flat(model, context) if self.flat_is_constant else model(context)
 
     def guarded(self, context: Tensor) -> Tensor:
         """The context itself, `[series, time]`; entries of its gradient that are not finite will be zero."""

@@ -24,6 +24,8 @@ _SHIPPED = {
     "timer": "dualweaver.backbones.timer:TimerBackbone",
     "sundial": "dualweaver.backbones.sundial:SundialBackbone",
     "timesfm": "dualweaver.backbones.timesfm:TimesFMBackbone",
+    "chronos-bolt": "dualweaver.backbones.chronos:ChronosBoltBackbone",
+    "chronos-2": "dualweaver.backbones.chronos:Chronos2Backbone",
 }
 _registered: dict[str, type[Backbone]] = {}
 
