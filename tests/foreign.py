@@ -26,7 +26,9 @@ def mixed_scales(length: int, count: int = 4) -> Tensor:
     return (shape * scale + level).float()
 
 
-def gradient_error(backbone: Backbone, context: Tensor, horizon: int, still: Tensor | None = None) -> float:
+def gradient_error(
+    backbone: Backbone, context: Tensor, horizon: int, still: Tensor | None = None, step: float = 1e-2
+) -> float:
     """How far the slope along a random direction is from the gradient's, as a share of the gradient's length.
 
     Steps where `still` is true do not take part: a model may have a jump where they begin to move.
@@ -47,10 +49,10 @@ def gradient_error(backbone: Backbone, context: Tensor, horizon: int, still: Ten
         if still is not None:
             direction[still] = 0
         direction /= direction.norm()
-        step = 1e-2 * scale * direction
+        moved = step * scale * direction
         with torch.no_grad():
-            up, down = (((exact(values + sign * step, horizon) / scale) * weights).sum() for sign in (1, -1))
-        slope = float(up - down) / 2e-2
+            up, down = (((exact(values + sign * moved, horizon) / scale) * weights).sum() for sign in (1, -1))
+        slope = float(up - down) / (2 * step)
         worst = max(worst, abs(slope - float((gradient * direction).sum())) / float(gradient.norm()))
     return worst
 

@@ -58,6 +58,14 @@ def _timesfm() -> Backbone:
     return timesfm.TimesFMBackbone(tiny(), context_length=48)
 
 
+def _flowstate() -> Backbone:
+    from test_flowstate import tiny
+
+    from dualweaver.backbones import flowstate
+
+    return flowstate.FlowStateBackbone(tiny(), context_length=48)
+
+
 def _chronos(name: str) -> Callable[[], Backbone]:
     def build() -> Backbone:
         pytest.importorskip("chronos", reason=NO_CHRONOS)
@@ -79,6 +87,7 @@ FACTORIES: dict[str, Callable[[], Backbone]] = {
     "timer": _timer,
     "sundial": _sundial,
     "timesfm": _timesfm,
+    "flowstate": _flowstate,
     "chronos-bolt": _chronos("chronos-bolt"),
     "chronos-2": _chronos("chronos-2"),
 }

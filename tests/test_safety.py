@@ -13,6 +13,7 @@ import fracast
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from test_flowstate import tiny as tiny_flowstate
 from test_timesfm import tiny as tiny_timesfm
 from toys import refusal
 from traps import HEADERS, cheap_refusal, edit, traps
@@ -39,6 +40,7 @@ MODELS: dict[str, Callable[[], Any]] = {
     "timer": lambda: TimerForPrediction(TimerConfig(input_token_len=12, output_token_lens=[12], **PATCHES)),
     "sundial": lambda: SundialForPrediction(SundialConfig(input_token_len=8, output_token_lens=[24], **PATCHES)),
     "timesfm": tiny_timesfm,
+    "flowstate": tiny_flowstate,
 }
 if find_spec("chronos"):  # the extra
     from test_chronos import BUILD
@@ -208,6 +210,7 @@ SIZES: dict[str, list[str]] = {
     "timer": ["hidden_size", "intermediate_size", "num_hidden_layers", "input_token_len"],
     "sundial": ["hidden_size", "intermediate_size", "num_hidden_layers", "input_token_len", "flow_loss_depth"],
     "timesfm": ["hidden_size", "intermediate_size", "num_hidden_layers", "patch_length", "horizon_length", "head_dim"],
+    "flowstate": ["embedding_feature_dim", "encoder_num_layers", "encoder_state_dim", "decoder_dim"],
     "chronos-bolt": ["d_model", "d_kv", "d_ff", "num_layers", "num_heads"],
     "chronos-2": ["d_model", "d_kv", "d_ff", "num_layers", "num_heads"],
     "fracast": ["d_model", "n_stages", "head_d_ff", "head_layers", "head_fc_layers", "horizon"],

@@ -26,6 +26,7 @@ _SHIPPED = {
     "timesfm": "dualweaver.backbones.timesfm:TimesFMBackbone",
     "chronos-bolt": "dualweaver.backbones.chronos:ChronosBoltBackbone",
     "chronos-2": "dualweaver.backbones.chronos:Chronos2Backbone",
+    "flowstate": "dualweaver.backbones.flowstate:FlowStateBackbone",
 }
 _registered: dict[str, type[Backbone]] = {}
 
