@@ -12,8 +12,10 @@ import pytest
 import torch
 from foreign import NO_CHRONOS, check_fit, gradient_error, in_units, mixed_scales
 from torch import Tensor, nn
+from toys import waves, weaver
 from traps import cheap_refusal, edit
 
+from dualweaver import DualWeaver
 from dualweaver.backbones import load_backbone
 from dualweaver.errors import CheckpointError, SettingError
 
@@ -207,3 +209,51 @@ def test_absurd_sizes_in_the_makers_own_settings_are_refused_before_anything_is_
     for broken in damaged:
         edit(checkpoint / "config.json", chronos_config=broken)
         assert str(checkpoint) in cheap_refusal(load_backbone, f"{name}:{checkpoint}")
+
+
+@pytest.mark.parametrize("horizon", [5, 24, 50], ids=lambda steps: f"{steps} ahead")
+@pytest.mark.parametrize("channels", [1, 3, 70])
+def test_a_joint_forecast_is_that_of_the_makers_pipeline_for_all_channels_together(
+    tmp_path: Path, channels: int, horizon: int
+) -> None:
+    tiny_2().save_pretrained(tmp_path)
+    backbone = load_backbone(f"chronos-2:{tmp_path}")
+    windows = torch.randn(3, 40, channels, generator=torch.Generator().manual_seed(0)).cumsum(dim=1)
+    forecast = backbone.joint(windows, horizon)
+    pipeline = chronos.BaseChronosPipeline.from_pretrained(tmp_path)
+    found = torch.cat(pipeline.predict(windows.transpose(1, 2), prediction_length=horizon)).transpose(1, 2)
+    context = windows.transpose(1, 2).flatten(0, 1)
+    assert forecast.quantiles is not None
+    for ours, expected in ((forecast.mean, found[..., 10]), (forecast.quantiles, found.sort(dim=-1).values)):
+        torch.testing.assert_close(in_units(ours, context), in_units(expected, context), rtol=1e-5, atol=1e-5)
+    if channels == 1:
+        torch.testing.assert_close(forecast.mean, backbone(context, horizon), rtol=1e-4, atol=1e-4)
+
+
+def test_the_joint_adapter_is_fitted_compared_saved_and_chosen_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny_2().save_pretrained(tmp_path / "model")
+    name, frame = f"chronos-2:{tmp_path / 'model'}", waves(260)
+    settings: dict[str, Any] = {"horizon": 8, "context_length": 40, "max_epochs": 1, "verbose": False}
+    model = DualWeaver(name, adapter="joint", targets=["a", "c"], **settings).fit(frame)
+    assert model.scores_ is not None
+    assert (model.scores_["mse"] <= model.scores_["zero_shot_mse"]).all()
+    assert set(model.scores_["forecaster"]) <= {"joint", "zero-shot"}
+    model.save(tmp_path / "saved")
+    forecast = model.predict(frame, level=[80])
+    assert DualWeaver.load(tmp_path / "saved").predict(frame, level=[80]).equals(forecast)
+    plain = DualWeaver(name, adapter="zero-shot", targets=["a", "c"], **settings).fit(frame).predict(frame)
+    on_its_own = model.scores_["forecaster"] == "zero-shot"
+    for column in ("a", "c"):
+        assert forecast[column].equals(plain[column]) == on_its_own[column]
+    monkeypatch.setattr("dualweaver.fit.fitting.lowest", lambda errors: 0)
+    auto = DualWeaver(name, adapter="auto", **settings).fit(frame)
+    assert auto.adapter_ == "joint"
+    auto.save(tmp_path / "auto")
+    assert DualWeaver.load(tmp_path / "auto").predict(frame).equals(auto.predict(frame))
+
+
+def test_joint_forecasts_are_refused_where_the_backbone_takes_one_series_at_a_time() -> None:
+    with pytest.raises(SettingError, match="adapter='joint': the backbone 'module' takes one series at a time"):
+        weaver(adapter="joint").fit(waves(260))

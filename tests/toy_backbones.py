@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dualweaver.backbones import Backbone
+from dualweaver.backbones import Backbone, Forecast
 
-__all__ = ["CarelessToy", "GuardedToy", "LinearToy", "NormalisedToy"]
+__all__ = ["CarelessToy", "GuardedToy", "LinearToy", "NormalisedToy", "TogetherToy"]
 
 
 class _Toy(Backbone):
@@ -100,3 +100,14 @@ class GuardedToy(CarelessToy):
 
     name = "guarded-toy"
     flat_is_constant = True
+
+
+class TogetherToy(NormalisedToy):
+    """Adds the mean of all channels to each of them before it forecasts them, where it is given them together."""
+
+    name = "together-toy"
+    multivariate = True
+
+    def joint(self, windows: Tensor, horizon: int | None = None) -> Forecast:
+        mixed = windows + windows.mean(dim=2, keepdim=True)
+        return self.distribution(mixed.transpose(1, 2).flatten(0, 1), horizon)

@@ -66,6 +66,7 @@ class Backbone(nn.Module, ABC):
         flat_is_constant: a context that does not move never reaches the model: its forecast is its last value, without
             a gradient. For models that divide by a deviation of zero. Off where the model is safe by itself, since
             what it makes of such a context is then a forecast like any other.
+        multivariate: whether the model can also take all channels of a window together, by `joint`.
         loss_kind: whether `loss` is a squared or an absolute error; decides the bound of the collapse regulariser.
         checkpoint, revision: where the weights came from.
         zeroed_gradients: entries of gradients to the context, so far, that were not finite.
@@ -78,6 +79,7 @@ class Backbone(nn.Module, ABC):
     extra: ClassVar[str | None] = None
     large_products: ClassVar[bool] = False
     flat_is_constant: ClassVar[bool] = False
+    multivariate: ClassVar[bool] = False
     loss_kind: ClassVar[Literal["squared", "absolute"]] = "squared"
 
     def __init__(
@@ -163,6 +165,19 @@ class Backbone(nn.Module, ABC):
         if blocks.ndim == 2:
             return Forecast(blocks)
         return Forecast(self._point(blocks), blocks.sort(dim=-1).values, self.quantile_levels)
+
+    def joint(self, windows: Tensor, horizon: int | None = None) -> Forecast:
+        """Forecast in which the channels of a window see each other: `[batch, time, channel]` to series, no gradients.
+
+        The series of the forecast are ordered by window and then by channel.
+
+        Raises:
+            SettingError: the model knows one series at a time only.
+        """
+        raise SettingError(
+            f"adapter='joint': the backbone {self.name!r} takes one series at a time; use one that takes all channels "
+            "together, such as 'chronos-2'"
+        )
 
     def forecast(self, context: Any, horizon: int | None = None, *, batch_size: int = 512, seed: int = 0) -> Forecast:
         """Forecast outside of training: no gradients, large batches.

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from dualweaver.backbones.base import Forecast
 from dualweaver.backbones.pretrained import load_pretrained
 from dualweaver.backbones.quantiles import QuantileBackbone, empirical_quantiles
 from dualweaver.errors import CheckpointError, SettingError
@@ -148,7 +149,7 @@ class ChronosBoltBackbone(_ChronosBackbone):
 
 
 class Chronos2Backbone(_ChronosBackbone):
-    """Chronos-2, each series on its own: 21 quantiles of up to 1024 steps, in patches of 16.
+    """Chronos-2, each series on its own unless in `joint`: 21 quantiles of up to 1024 steps, in patches of 16.
 
     A forecast has as many patches as its horizon needs, and they see each other, so that its first steps depend on the
     horizon a little, as in the makers' pipeline.
@@ -161,8 +162,9 @@ class Chronos2Backbone(_ChronosBackbone):
 
     name = "chronos-2"
     default_checkpoint = "amazon/chronos-2"
-    summary = "Chronos-2, 120M: encoder transformer, context up to 8192, horizon 1024, 21 quantiles; here univariate"
+    summary = "Chronos-2, 120M: encoder transformer, context up to 8192, horizon 1024, 21 quantiles, adapter='joint'"
     model_class = ("chronos.chronos2", "Chronos2Model")
+    multivariate = True
 
     def __init__(self, model: Any, **options: Any) -> None:
         settings = model.chronos_config
@@ -186,6 +188,37 @@ class Chronos2Backbone(_ChronosBackbone):
 
     def steps_of_block(self, missing: int) -> int:
         return min(math.ceil(missing / self.patch) * self.patch, self.native_horizon)
+
+    @torch.no_grad()
+    def joint(self, windows: Tensor, horizon: int | None = None) -> Forecast:
+        """All channels of a window as one group, which the model was made for, see `Backbone.joint`."""
+        self.check_context(windows.shape[1])
+        groups = windows.split(max(1, _TOGETHER // windows.shape[2]))
+        quantiles = torch.cat([self._joint_quantiles(part, horizon or self.native_horizon) for part in groups])
+        return Forecast(self._point(quantiles), quantiles.sort(dim=-1).values, self.quantile_levels)
+
+    def _joint_quantiles(self, windows: Tensor, horizon: int) -> Tensor:
+        """As `_roll`, but on a path the channels of a window go on together: `[batch * channel, horizon, level]`."""
+        paths = windows.transpose(1, 2)[:, None, :, -self.max_context :]
+        block = self._grouped(paths, self.steps_of_block(horizon))[:, 0]
+        blocks, missing = [block], horizon - block.shape[2]
+        levels = self.path_levels
+        paths = paths.expand(-1, len(levels), -1, -1)
+        while missing > 0:
+            ahead = block[..., levels].permute(0, 3, 1, 2)
+            paths = torch.cat([paths, ahead], dim=3)[..., -self.max_context :]
+            ahead = self._grouped(paths, self.steps_of_block(missing)).transpose(1, 2)
+            block = self.merge(ahead.flatten(0, 1)).unflatten(0, (len(windows), -1))
+            blocks.append(block)
+            missing -= block.shape[2]
+        return torch.cat(blocks, dim=2).flatten(0, 1)[:, :horizon]
+
+    def _grouped(self, paths: Tensor, steps: int) -> Tensor:
+        """`[batch, path, channel, time]` to `[batch, path, channel, steps, level]`; those of a path see each other."""
+        batch, count, channels, _ = paths.shape
+        groups = torch.arange(batch * count, device=paths.device).repeat_interleave(channels)
+        output = self.model(context=paths.flatten(0, 2), group_ids=groups, num_output_patches=steps // self.patch)
+        return output.quantile_preds.transpose(1, 2).unflatten(0, (batch, count, channels)).to(paths.dtype)
 
     def merge(self, samples: Tensor) -> Tensor:
         from chronos.utils import weighted_quantile
