@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 from torch import nn
 
-from dualweaver.adapters import ADAPTERS, Adapter, DualWeaverAdapter, FineTune, make_adapter
+from dualweaver.adapters import ADAPTERS, Adapter, DualWeaverAdapter, FineTune, Joint, make_adapter
 from dualweaver.compute.limits import CAUTIOUS, check_devices, parse_bytes
 from dualweaver.compute.seeding import seeded
 from dualweaver.errors import SettingError
@@ -92,10 +92,11 @@ class Options:
     )
     adapter: str = _option(
         "dualweaver",
-        "dualweaver, adapts, fine-tune, zero-shot or auto",
+        "dualweaver, adapts, fine-tune, zero-shot, joint or auto",
         check=_among(AUTO, *sorted(ADAPTERS)),
         more='"auto" trains "dualweaver", "fine-tune", and "dualweaver" on the fine-tuned backbone, and keeps the one '
-        "with the lowest validation error (`adapter_`, `fine_tuned_`).",
+        'with the lowest validation error (`adapter_`, `fine_tuned_`). "joint" trains nothing: the backbone takes all '
+        'channels together, where it can (chronos-2); "auto" tries that as well then.',
     )
     fusion: str = _option(
         "mlp",
@@ -237,14 +238,16 @@ class FitSettings(Options):
     def trains_backbone(self) -> bool:
         return self.fine_tune or self.adapter in (AUTO, FineTune.name)
 
-    def candidates(self) -> list[FitSettings]:
+    def candidates(self, multivariate: bool = False) -> list[FitSettings]:
         """What is trained, in this order, for validation to choose from; zero-shot, which all fall back to, is implied.
 
-        The last one of "auto" adapts the backbone that the one before it has fine-tuned.
+        For a backbone that can take all channels together, "auto" tries that first. Its last one adapts the
+        backbone that the one before it has fine-tuned.
         """
         if self.adapter != AUTO:
             return [self]
-        steps = ((DualWeaverAdapter.name, False), (FineTune.name, False), (DualWeaverAdapter.name, True))
+        steps = [(DualWeaverAdapter.name, False), (FineTune.name, False), (DualWeaverAdapter.name, True)]
+        steps = [(Joint.name, False), *steps] if multivariate else steps
         return [dataclasses.replace(self, adapter=name, fine_tune=tuned) for name, tuned in steps]
 
     def make_adapter(self, channels: int, targets: Sequence[int]) -> Adapter:

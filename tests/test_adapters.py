@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from toy_backbones import LinearToy, NormalisedToy
+from toy_backbones import LinearToy, NormalisedToy, TogetherToy
 
 from dualweaver.adapters import ADAPTERS, Adapter, AdaPTS, DualWeaverAdapter, FineTune, make_adapter
 from dualweaver.backbones import Backbone, ModuleBackbone
@@ -73,7 +73,30 @@ def optimise(adapter: Adapter, backbone: Backbone, windows: Tensor, steps: int) 
 
 
 def test_every_adapter_is_in_the_suite() -> None:
-    assert {name for name, _ in KINDS.values()} == set(ADAPTERS)
+    assert {name for name, _ in KINDS.values()} == set(ADAPTERS) - {"joint"}  # which no univariate toy can do
+
+
+@pytest.mark.parametrize("levels", [(), (0.1, 0.5, 0.9)], ids=["points", "quantiles"])
+def test_the_joint_adapter_gives_the_targets_of_what_a_backbone_makes_of_all_channels(
+    levels: tuple[float, ...],
+) -> None:
+    backbone = TogetherToy(CONTEXT, HORIZON, levels=levels)
+    windows = torch.randn(6, CONTEXT, CHANNELS, generator=torch.Generator().manual_seed(0))
+    adapter = make_adapter("joint", CHANNELS, [2, 0])
+    forecast = adapter.distribution(backbone, windows, HORIZON)
+    for place, channel in enumerate((2, 0)):
+        mixed = windows[..., channel] + windows.mean(dim=2)
+        expected = backbone.forecast(mixed, HORIZON)
+        torch.testing.assert_close(forecast.mean[..., place], expected.mean)
+        if levels:
+            assert forecast.quantiles is not None
+            torch.testing.assert_close(forecast.quantiles[:, :, place], expected.quantiles)
+    assert torch.equal(adapter(backbone, windows, HORIZON), forecast.mean)
+    assert adapter.series_per_window == CHANNELS
+    with pytest.raises(SettingError, match="'normalised-toy' takes one series at a time"):
+        adapter(NormalisedToy(CONTEXT, HORIZON), windows, HORIZON)
+    with pytest.raises(SettingError, match="nothing to train"):
+        adapter.objective(backbone, windows, CONTEXT, HORIZON, None)
 
 
 @pytest.mark.parametrize("kind", KINDS)

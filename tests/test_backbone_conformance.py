@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from foreign import NO_CHRONOS
 from torch import Tensor, nn
 
 from dualweaver.backbones import Backbone, ModuleBackbone, available_backbones, load_backbone
@@ -49,12 +50,46 @@ def _sundial() -> Backbone:
     return sundial.SundialBackbone(sundial.SundialForPrediction(config), context_length=48)
 
 
+def _timesfm() -> Backbone:
+    from test_timesfm import tiny
+
+    from dualweaver.backbones import timesfm
+
+    return timesfm.TimesFMBackbone(tiny(), context_length=48)
+
+
+def _flowstate() -> Backbone:
+    from test_flowstate import tiny
+
+    from dualweaver.backbones import flowstate
+
+    return flowstate.FlowStateBackbone(tiny(), context_length=48)
+
+
+def _chronos(name: str) -> Callable[[], Backbone]:
+    def build() -> Backbone:
+        pytest.importorskip("chronos", reason=NO_CHRONOS)
+        import test_chronos
+
+        from dualweaver.backbones import chronos
+
+        if name == "chronos-bolt":
+            return chronos.ChronosBoltBackbone(test_chronos.tiny_bolt(), context_length=48)
+        return chronos.Chronos2Backbone(test_chronos.tiny_2(), context_length=48)
+
+    return build
+
+
 FACTORIES: dict[str, Callable[[], Backbone]] = {
     "module": _module,
     "fracast": _fracast,
     "ttm": _ttm,
     "timer": _timer,
     "sundial": _sundial,
+    "timesfm": _timesfm,
+    "flowstate": _flowstate,
+    "chronos-bolt": _chronos("chronos-bolt"),
+    "chronos-2": _chronos("chronos-2"),
 }
 
 

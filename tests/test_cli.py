@@ -116,7 +116,8 @@ def test_a_file_that_is_no_table_is_one_line(tmp_path: Path, capsys: pytest.Capt
 
 
 def test_lists_name_every_backbone_and_data_set(capsys: pytest.CaptureFixture[str]) -> None:
-    for command, names in (("backbones", ("fracast", "ttm", "sundial")), ("datasets", ("ETTm2", "Weather", "PEMS08"))):
+    models = ("fracast", "ttm", "sundial", "timesfm", "chronos-2", "Apache-2.0")
+    for command, names in (("backbones", models), ("datasets", ("ETTm2", "Weather", "PEMS08"))):
         assert run(command) == 0
         shown = capsys.readouterr().out
         assert all(name in shown for name in names)

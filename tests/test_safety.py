@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ import fracast
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from test_flowstate import tiny as tiny_flowstate
+from test_timesfm import tiny as tiny_timesfm
 from toys import refusal
 from traps import HEADERS, cheap_refusal, edit, traps
 
@@ -36,7 +39,13 @@ MODELS: dict[str, Callable[[], Any]] = {
     ),
     "timer": lambda: TimerForPrediction(TimerConfig(input_token_len=12, output_token_lens=[12], **PATCHES)),
     "sundial": lambda: SundialForPrediction(SundialConfig(input_token_len=8, output_token_lens=[24], **PATCHES)),
+    "timesfm": tiny_timesfm,
+    "flowstate": tiny_flowstate,
 }
+if find_spec("chronos"):  # the extra
+    from test_chronos import BUILD
+
+    MODELS |= BUILD
 
 
 @pytest.fixture(params=[*MODELS, "fracast"])
@@ -200,6 +209,10 @@ SIZES: dict[str, list[str]] = {
     "ttm": ["d_model", "num_layers", "decoder_d_model", "decoder_num_layers", "expansion_factor", "prediction_length"],
     "timer": ["hidden_size", "intermediate_size", "num_hidden_layers", "input_token_len"],
     "sundial": ["hidden_size", "intermediate_size", "num_hidden_layers", "input_token_len", "flow_loss_depth"],
+    "timesfm": ["hidden_size", "intermediate_size", "num_hidden_layers", "patch_length", "horizon_length", "head_dim"],
+    "flowstate": ["embedding_feature_dim", "encoder_num_layers", "encoder_state_dim", "decoder_dim"],
+    "chronos-bolt": ["d_model", "d_kv", "d_ff", "num_layers", "num_heads"],
+    "chronos-2": ["d_model", "d_kv", "d_ff", "num_layers", "num_heads"],
     "fracast": ["d_model", "n_stages", "head_d_ff", "head_layers", "head_fc_layers", "horizon"],
 }
 

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dualweaver.backbones import Backbone
+from dualweaver.backbones import Backbone, Forecast
 
-__all__ = ["LinearToy", "NormalisedToy"]
+__all__ = ["CarelessToy", "GuardedToy", "LinearToy", "NormalisedToy", "TogetherToy"]
 
 
 class _Toy(Backbone):
@@ -65,3 +65,49 @@ class NormalisedToy(_Toy):
         scale = context.std(dim=1, keepdim=True, correction=0) + 1e-9
         output = self.head(self.dropout(torch.tanh(self.hidden((context - mean) / scale))))
         return (output * scale + mean).unflatten(1, self.block)
+
+
+class CarelessToy(_Toy):
+    """Divides by the plain deviation: finite forecasts of a constant, NaN gradients; NaN too where step 0 is `broken`.
+
+    `seen` holds the contexts that its forward was given.
+    """
+
+    name = "careless-toy"
+
+    def __init__(
+        self, context: int = 12, horizon: int = 4, *, levels: Sequence[float] = (), broken: float = 99
+    ) -> None:
+        super().__init__(context, horizon, levels)
+        self.inner = NormalisedToy(context, horizon, levels=levels)
+        self.broken = broken
+        self.seen: list[Tensor] = []
+        self.freeze()
+
+    def native(self, context: Tensor) -> Tensor:
+        self.seen.append(context.detach())
+        mean = context.mean(dim=1, keepdim=True)
+        deviation = (context - mean).square().mean(dim=1, keepdim=True).sqrt()
+        scaled = (context - mean) / torch.where(deviation == 0, 1, deviation)
+        trap = (context[:, :1] - self.broken).abs().sqrt()
+        output = self.inner.native(scaled + 0 * trap)
+        rows = (-1, *[1] * (output.ndim - 1))
+        return output * deviation.view(rows) + mean.view(rows)
+
+
+class GuardedToy(CarelessToy):
+    """The same, with contexts that do not move kept away from it."""
+
+    name = "guarded-toy"
+    flat_is_constant = True
+
+
+class TogetherToy(NormalisedToy):
+    """Adds the mean of all channels to each of them before it forecasts them, where it is given them together."""
+
+    name = "together-toy"
+    multivariate = True
+
+    def joint(self, windows: Tensor, horizon: int | None = None) -> Forecast:
+        mixed = windows + windows.mean(dim=2, keepdim=True)
+        return self.distribution(mixed.transpose(1, 2).flatten(0, 1), horizon)

@@ -10,14 +10,14 @@ from typing import Any
 
 from dualweaver.adapters.adapts import AdaPTS
 from dualweaver.adapters.base import Adapter
-from dualweaver.adapters.plain import FineTune, ZeroShot
+from dualweaver.adapters.plain import FineTune, Joint, ZeroShot
 from dualweaver.adapters.woven import DualWeaverAdapter
 from dualweaver.errors import SettingError
 
-__all__ = ["ADAPTERS", "AdaPTS", "Adapter", "DualWeaverAdapter", "FineTune", "ZeroShot", "make_adapter"]
+__all__ = ["ADAPTERS", "AdaPTS", "Adapter", "DualWeaverAdapter", "FineTune", "Joint", "ZeroShot", "make_adapter"]
 
 ADAPTERS: dict[str, type[Adapter]] = {
-    adapter.name: adapter for adapter in (DualWeaverAdapter, AdaPTS, FineTune, ZeroShot)
+    adapter.name: adapter for adapter in (DualWeaverAdapter, AdaPTS, FineTune, Joint, ZeroShot)
 }
 
 

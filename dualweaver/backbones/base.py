@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from dualweaver.backbones.guard import around_flat, with_finite_gradient
 from dualweaver.compute.recompute import recomputable
 from dualweaver.errors import SettingError
+from dualweaver.notices import notify
 
 __all__ = ["Backbone", "Forecast", "ModuleBackbone"]
 
@@ -47,22 +50,36 @@ class Backbone(nn.Module, ABC):
     another way override `forward` and `distribution`, those trained on another loss than the squared error of the
     forecast override `loss` and `label_start`.
 
+    Gradients to the context that are not finite count as zero; `zeroed_gradients` counts them, and the first ones are
+    told in a notice. Those that override `forward` or `loss` pass their context through `guarded`.
+
     Attributes:
         name: the registered name.
+        licence: of code and weights; of the two where they differ.
+        extra: the extra of this package that brings what the model needs (`pip install "dualweaver-forecast[extra]"`).
         context_length: past steps that the model is fed with by default.
         min_context: the fewest past steps it accepts.
         max_context: the most it accepts (longer contexts are cut from the left), or None.
         native_horizon: steps of one block; longer horizons are rolled forward.
         quantile_levels: levels of the last axis of `native`, symmetric around one half; () for point backbones.
         large_products: whether matrix products take most of the time, so that bfloat16 pays.
+        flat_is_constant: a context that does not move never reaches the model: its forecast is its last value, without
+            a gradient. For models that divide by a deviation of zero. Off where the model is safe by itself, since
+            what it makes of such a context is then a forecast like any other.
+        multivariate: whether the model can also take all channels of a window together, by `joint`.
         loss_kind: whether `loss` is a squared or an absolute error; decides the bound of the collapse regulariser.
         checkpoint, revision: where the weights came from.
+        zeroed_gradients: entries of gradients to the context, so far, that were not finite.
     """
 
     name: ClassVar[str] = "backbone"
     default_checkpoint: ClassVar[str | None] = None
     summary: ClassVar[str] = ""
+    licence: ClassVar[str] = ""
+    extra: ClassVar[str | None] = None
     large_products: ClassVar[bool] = False
+    flat_is_constant: ClassVar[bool] = False
+    multivariate: ClassVar[bool] = False
     loss_kind: ClassVar[Literal["squared", "absolute"]] = "squared"
 
     def __init__(
@@ -89,6 +106,7 @@ class Backbone(nn.Module, ABC):
         self.quantile_levels = tuple(quantile_levels)
         self.checkpoint = checkpoint
         self.revision = revision
+        self.zeroed_gradients = 0
         self._trainable = False
 
     # What a subclass says
@@ -148,6 +166,19 @@ class Backbone(nn.Module, ABC):
             return Forecast(blocks)
         return Forecast(self._point(blocks), blocks.sort(dim=-1).values, self.quantile_levels)
 
+    def joint(self, windows: Tensor, horizon: int | None = None) -> Forecast:
+        """Forecast in which the channels of a window see each other: `[batch, time, channel]` to series, no gradients.
+
+        The series of the forecast are ordered by window and then by channel.
+
+        Raises:
+            SettingError: the model knows one series at a time only.
+        """
+        raise SettingError(
+            f"adapter='joint': the backbone {self.name!r} takes one series at a time; use one that takes all channels "
+            "together, such as 'chronos-2'"
+        )
+
     def forecast(self, context: Any, horizon: int | None = None, *, batch_size: int = 512, seed: int = 0) -> Forecast:
         """Forecast outside of training: no gradients, large batches.
 
@@ -202,9 +233,27 @@ class Backbone(nn.Module, ABC):
         return torch.cat(blocks, dim=1)[:, :horizon]
 
     @recomputable
-    def one_block(self, context: Tensor) -> Tensor:
-        """One step of a rollout: `native`."""
-        return self.native(context)
+    def one_block(self, context: Tensor, steps: int | None = None) -> Tensor:
+        """One step of a rollout: `native`, with the guard around it.
+
+        `steps` is for models whose blocks may be shorter than the longest; their `native` takes it as well.
+        """
+        context = self.guarded(context)
+        native: Callable[..., Tensor] = self.native
+        model = native if steps is None else partial(native, steps=steps)
+        return around_flat(model, context) if self.flat_is_constant else model(context)
+
+    def guarded(self, context: Tensor) -> Tensor:
+        """The context itself, `[series, time]`; entries of its gradient that are not finite will be zero."""
+        return with_finite_gradient(context, self._zeroed)
+
+    def _zeroed(self, entries: int, series: int) -> None:
+        if not self.zeroed_gradients:
+            notify(
+                f"the gradient of the backbone {self.name!r} to its context is not finite in {entries} steps of "
+                f"{series} series: they count as zero, now and later (told once; zeroed_gradients counts them)"
+            )
+        self.zeroed_gradients += entries
 
     def _point(self, block: Tensor) -> Tensor:
         if block.ndim == 2:

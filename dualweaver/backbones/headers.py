@@ -7,7 +7,7 @@ without memory. So a configuration of an absurd size, or one that the file does 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,13 @@ _DEPTHS = re.compile("layers|levels|depth|stages")  # settings that are counted 
 
 
 def refuse_misfits(
-    source: str | Path, settings: Mapping[str, Any], build: Callable[[], nn.Module], files: Sequence[Path]
+    source: str | Path,
+    settings: Mapping[str, Any],
+    build: Callable[[], nn.Module],
+    files: Sequence[Path],
+    *,
+    renamed: Mapping[str, str] | None = None,
+    tied: Collection[str] = (),
 ) -> None:
     """Raise a CheckpointError unless the files hold every tensor of the model that `build` makes, in its shape.
 
@@ -33,10 +39,15 @@ def refuse_misfits(
         settings: those that `build` reads.
         build: makes the model, on whatever device is the default.
         files: safetensors, which together hold the weights.
+        renamed: parts of tensor names in files, and what the model calls them now.
+        tied: tensors that files leave out, since they are the same as others.
     """
     found: dict[str, tuple[str, list[int]]] = {}
     for file in files:
-        found |= _header(file)
+        for name, announced in _header(file).items():
+            for old, new in (renamed or {}).items():
+                name = name.replace(old, new)
+            found[name] = announced
     for name, value in settings.items():
         # every layer has a tensor of its own; to build more of them would take long even without memory
         if isinstance(value, int) and _DEPTHS.search(name) and not 0 <= value <= len(found):
@@ -46,17 +57,18 @@ def refuse_misfits(
             expected = build().state_dict()
     except CheckpointError:
         raise
-    except (TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError, LookupError) as error:
+    except Exception as error:  # whatever the code of a model, which may be another package's, raises
         reason = str(error).partition("\n")[0] or type(error).__name__
         raise CheckpointError(f"{source}: no model can be built from its configuration ({reason})") from error
-    missing = sorted(expected.keys() - found.keys())
+    missing = sorted(expected.keys() - found.keys() - set(tied))
     if missing:
         raise CheckpointError(f"{source}: tensor {missing[0]!r} is missing ({len(missing)} in all)")
     for name in sorted(found.keys() - expected.keys()):
         part = name[: max((match.end() for match in re.finditer(r"\.\d+\.", name)), default=0)]
         if not any(known.startswith(part) for known in expected):  # other models may keep constants beside the weights
             raise CheckpointError(f"{source}: tensor {name!r} is in a layer that the configuration does not ask for")
-    for name, tensor in expected.items():
+    for name in expected.keys() & found.keys():
+        tensor = expected[name]
         dtype, shape = found[name]
         if shape != list(tensor.shape):
             raise CheckpointError(

@@ -1,4 +1,4 @@
-"""Loading a transformers model of ours from a directory or a hub, with errors that name the file or tensor.
+"""Loading a transformers model, ours or not, from a directory or a hub, with errors that name the file or tensor.
 
 `from_pretrained` does the work: hub names, revisions, dtypes and sharded files are the library's. Weights are read
 from safetensors only, after their shapes were compared with the configuration, and code that comes with a checkpoint is
@@ -8,7 +8,7 @@ never run, nor downloaded.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -30,15 +30,21 @@ Model = TypeVar("Model", bound=PreTrainedModel)
 
 
 def load_pretrained(
-    model_class: type[Model], checkpoint: str, *, revision: str | None = None, dtype: torch.dtype | None = None
+    model_class: type[Model],
+    checkpoint: str,
+    *,
+    revision: str | None = None,
+    dtype: torch.dtype | None = None,
+    renamed: Mapping[str, str] | None = None,
 ) -> Model:
     """Weights and configuration of `model_class` from a directory or a hub name.
 
     Args:
-        model_class: one of our `PreTrainedModel` subclasses.
+        model_class: a `PreTrainedModel`, ours or another package's.
         checkpoint: a directory in hub layout (`config.json`, `model.safetensors` or its shards), or a hub name.
         revision: branch, tag or commit on the hub.
         dtype: of the weights, the checkpoint's own where None.
+        renamed: parts of tensor names in files, and what `model_class` calls them, where its library renames them.
 
     Raises:
         CheckpointError: no such folder or hub name, another model's checkpoint, a damaged file, or a tensor that is
@@ -51,6 +57,8 @@ def load_pretrained(
         config,
         lambda: model_class(model_class.config_class.from_dict(config)),  # type: ignore[union-attr]
         _weight_files(checkpoint, directory),
+        renamed=renamed,
+        tied=list(model_class._tied_weights_keys or ()),
     )
     try:
         with _quiet():
@@ -61,7 +69,7 @@ def load_pretrained(
                 trust_remote_code=False,
                 local_files_only=True,
             )
-    except (OSError, KeyError, AttributeError, TypeError, ValueError, RuntimeError, ImportError) as error:
+    except Exception as error:  # whatever the code of a model, which may be another package's, raises
         raise CheckpointError(f"cannot load {checkpoint!r} ({_reason(error)})") from error
 
 

@@ -23,6 +23,10 @@ _SHIPPED = {
     "ttm": "dualweaver.backbones.ttm:TTMBackbone",
     "timer": "dualweaver.backbones.timer:TimerBackbone",
     "sundial": "dualweaver.backbones.sundial:SundialBackbone",
+    "timesfm": "dualweaver.backbones.timesfm:TimesFMBackbone",
+    "chronos-bolt": "dualweaver.backbones.chronos:ChronosBoltBackbone",
+    "chronos-2": "dualweaver.backbones.chronos:Chronos2Backbone",
+    "flowstate": "dualweaver.backbones.flowstate:FlowStateBackbone",
 }
 _registered: dict[str, type[Backbone]] = {}
 

@@ -14,6 +14,7 @@ from dualweaver.backbones.base import Forecast
 from dualweaver.backbones.decoder import DecoderConfig, PatchDecoder, working_dtype
 from dualweaver.backbones.flow import FlowMatching
 from dualweaver.backbones.patchwise import PatchBackbone, label_windows
+from dualweaver.backbones.quantiles import empirical_quantiles
 from dualweaver.compute.products import Linear
 from dualweaver.errors import SettingError
 
@@ -219,19 +220,6 @@ def _series_major(noise: Tensor, batch: int, num_samples: int) -> Tensor:
     return noise.reshape(num_samples, batch, -1).transpose(0, 1)
 
 
-def _quantiles(samples: Tensor, levels: Sequence[float]) -> Tensor:
-    """Linear interpolation between order statistics: `[batch, sample, time]` to `[batch, time, level]`.
-
-    `torch.quantile` does the same but refuses more than 16 million numbers.
-    """
-    ordered = samples.sort(dim=1).values
-    positions = torch.tensor(levels, dtype=torch.float64) * (samples.shape[1] - 1)
-    below = positions.floor().long()
-    above = positions.ceil().long()
-    share = (positions - below).to(samples)[:, None]
-    return torch.lerp(ordered[:, below], ordered[:, above], share).transpose(1, 2)
-
-
 class SundialBackbone(PatchBackbone):
     """Sundial.
 
@@ -248,6 +236,7 @@ class SundialBackbone(PatchBackbone):
     name = "sundial"
     default_checkpoint = "thuml/sundial-base-128m"
     summary = "Sundial 128M: generative transformer, sampled forecasts, patches of 16, blocks of 720"
+    licence = "Apache-2.0"
     model_class = SundialForPrediction
 
     model: SundialForPrediction
@@ -285,12 +274,13 @@ class SundialBackbone(PatchBackbone):
     ) -> Tensor:
         """Draws of the forecast, `[series, num_samples, horizon]`; see `SundialForPrediction.sample`."""
         self.check_context(context.shape[1])
+        context = self.guarded(context)
         return self.model.sample(
             context, horizon or self.native_horizon, num_samples or self.num_samples, generator=generator, noise=noise
         )
 
     def native(self, context: Tensor) -> Tensor:
-        return _quantiles(self.sample(context), LEVELS)
+        return empirical_quantiles(self.sample(context), LEVELS)
 
     def forward(self, context: Tensor, horizon: int | None = None) -> Tensor:
         """Mean over the samples, `[series, horizon]`; the same noise at every call."""
@@ -301,7 +291,7 @@ class SundialBackbone(PatchBackbone):
     ) -> Forecast:
         """Mean and quantiles of the samples; with a generator, new noise at every call."""
         samples = self.sample(context, horizon, generator=generator)
-        return Forecast(samples.mean(dim=1), _quantiles(samples, LEVELS), LEVELS)
+        return Forecast(samples.mean(dim=1), empirical_quantiles(samples, LEVELS), LEVELS)
 
     def loss(
         self,
@@ -317,6 +307,6 @@ class SundialBackbone(PatchBackbone):
 
         `noise` and `times` may be handed in; their layout is that of `SundialForPrediction.token_loss`.
         """
-        context, labels = self._whole_patches(context, labels)
+        context, labels = self._whole_patches(self.guarded(context), labels)
         pred_len = horizon or DEFAULT_LOSS_HORIZON
         return self.model.token_loss(context, labels, pred_len=pred_len, generator=generator, noise=noise, times=times)

@@ -170,6 +170,7 @@ class TimerBackbone(PatchBackbone):
     name = "timer"
     default_checkpoint = "thuml/timer-base-84m"
     summary = "Timer-XL 84M: decoder-only transformer, point forecasts, patches of 96"
+    licence = "Apache-2.0"
     model_class = TimerForPrediction
 
     model: TimerForPrediction
@@ -196,6 +197,7 @@ class TimerBackbone(PatchBackbone):
 
     def forward(self, context: Tensor, horizon: int | None = None) -> Tensor:
         self.check_context(context.shape[1])
+        context = self.guarded(context)
         return self.model.rollout(context, horizon or self.native_horizon, use_cache=self.rollout == "reference")
 
     def distribution(
@@ -209,4 +211,4 @@ class TimerBackbone(PatchBackbone):
     ) -> Tensor:
         """Squared error of the next output at every patch, `[series, token]`, whatever the horizon."""
         del horizon, generator
-        return self.model.token_loss(*self._whole_patches(context, labels), revin=self.instance_norm)
+        return self.model.token_loss(*self._whole_patches(self.guarded(context), labels), revin=self.instance_norm)

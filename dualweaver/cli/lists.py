@@ -6,18 +6,20 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 __all__ = ["backbones", "datasets"]
 
 
 def backbones() -> None:
-    """List the backbones and their default checkpoints."""
+    """List the backbones, their default checkpoints, licences of code and weights, and the extras that they need."""
     from dualweaver.backbones import available_backbones
 
-    table = Table("name", "default checkpoint", "what it is")
+    whole = Column("default checkpoint", overflow="fold")  # to be copied, so never cut
+    table = Table("name", whole, "what it is", "licence", "extra")
     for name, backbone in available_backbones().items():
-        table.add_row(name, backbone.default_checkpoint or "inside the package", backbone.summary)
+        checkpoint = backbone.default_checkpoint or "inside the package"
+        table.add_row(name, checkpoint, backbone.summary, backbone.licence, backbone.extra or "")
     Console().print(table)
 
 

@@ -12,7 +12,7 @@ import pandas as pd
 import torch
 from sklearn.preprocessing import StandardScaler
 
-from dualweaver.adapters import AdaPTS, DualWeaverAdapter, ZeroShot
+from dualweaver.adapters import AdaPTS, DualWeaverAdapter, Joint, ZeroShot
 from dualweaver.backbones import Backbone, Forecast
 from dualweaver.backbones.precision import choose_precision
 from dualweaver.data.frames import Block
@@ -108,12 +108,14 @@ def fit_pipeline(
     """
     if resume is not None and settings.devices > 1:
         raise SettingError("resume keeps the fit of one process: with devices > 1 do without it")
+    if settings.adapter == Joint.name and not backbone.multivariate:
+        backbone.joint(torch.empty(0))  # says so
     task = _make_task(backbone, blocks, targets, settings)
     if resume is not None:
         resume.claim(describe_fit(settings, task.backbone, task.scaler, list(targets), task.train, task.validation))
     candidates: list[Candidate] = []
     tuned: Backbone | None = None
-    for wanted in settings.candidates():
+    for wanted in settings.candidates(backbone.multivariate):
         candidate, interrupted = _train_candidate(task, wanted, tuned, resume)
         candidates.append(candidate)
         tuned = candidate.pipeline.backbone if wanted.trains_backbone else None
@@ -185,7 +187,7 @@ def _train_candidate(
     course = Stages(pipeline, task.train, task.validation, settings, resume, place)
     history = course.run(left)
     error = task.baseline
-    if stages:
+    if adapter.name != ZeroShot.name:
         adapted, _ = forecast_windows(adapter, inner, task.validation, task.context_length, seed=settings.seed)
         adapted_error = channel_error(adapted.mean, task.truth)
         pipeline.fallback = goes_back(adapted_error, task.baseline)

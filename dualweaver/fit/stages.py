@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from dualweaver.adapters import Adapter, AdaPTS, DualWeaverAdapter, FineTune, ZeroShot
+from dualweaver.adapters import Adapter, AdaPTS, DualWeaverAdapter, FineTune, Joint, ZeroShot
 from dualweaver.compute.compilation import compiled
 from dualweaver.compute.limits import processes
 from dualweaver.data.module import WindowDataModule, stride_for
@@ -59,8 +59,8 @@ History = list[dict[str, Any]]
 
 
 def make_stages(adapter: Adapter, settings: FitSettings) -> list[Adapter]:
-    """What is trained in turn to end with `adapter`; nothing for zero-shot."""
-    if adapter.name == ZeroShot.name:
+    """What is trained in turn to end with `adapter`; nothing for zero-shot, alone or jointly."""
+    if adapter.name in (Joint.name, ZeroShot.name):
         return []
     if settings.fine_tune and adapter.name != FineTune.name:
         return [FineTune(adapter.channels, adapter.targets.tolist()), adapter]

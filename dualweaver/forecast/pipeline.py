@@ -197,6 +197,9 @@ class _Sliced:
             ]
         )
 
+    def joint(self, windows: Tensor, horizon: int) -> Forecast:
+        return self.backbone.joint(windows, horizon)  # which limits itself
+
 
 def _in_chunks(adapter: Adapter, backbone: Backbone, chunks: Iterable[Tensor], horizon: int, seed: int) -> Forecast:
     """Forecasts of windows that come in chunks, put together on the CPU: memory does not grow with their number."""

@@ -127,7 +127,8 @@ def _describe(cls: type[Any], config: dict[str, Any]) -> tuple[Any, dict[str, An
         raise ValueError(f"the precision of its backbone is {str(known['precision'])[:50]!r}")
     kept = config["adapter"]
     settings = FitSettings.checked(forecaster)
-    if (kept["name"], kept["fine_tuned"]) not in [(one.adapter, one.trains_backbone) for one in settings.candidates()]:
+    trained = settings.candidates(multivariate=True)
+    if (kept["name"], kept["fine_tuned"]) not in [(one.adapter, one.trains_backbone) for one in trained]:
         raise ValueError(f"its adapter {str(kept)[:80]} is none that adapter={settings.adapter!r} trains")
     forecaster.adapter_, forecaster.fine_tuned_ = kept["name"], kept["fine_tuned"]
     entities = tuple(from_json(entity) for entity in config["entities"])

@@ -9,9 +9,9 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from dualweaver.backbones.base import Backbone
 from dualweaver.backbones.fracast.core import FracastConfig, FracastModel
 from dualweaver.backbones.headers import refuse_misfits
+from dualweaver.backbones.quantiles import QuantileBackbone
 from dualweaver.errors import CheckpointError, SettingError
 
 __all__ = ["FracastBackbone"]
@@ -21,7 +21,7 @@ _MIN_CONTEXT = 8  # as in the package
 _SPAN_FLOOR = 1e-5
 
 
-class FracastBackbone(Backbone):
+class FracastBackbone(QuantileBackbone):
     """Fracast-0: nine quantiles of 48 steps; contexts of 8 to 2048 steps, longer horizons rolled forward.
 
     The window of the model has `context_length` steps, as if the package were configured for it. A shorter context
@@ -30,8 +30,8 @@ class FracastBackbone(Backbone):
     """
 
     name = "fracast"
-    summary = "Fracast-0, 85 k parameters, context up to 2048, horizon 48, nine quantiles; Apache-2.0, weights included"
-    loss_kind = "absolute"
+    summary = "Fracast-0, 85 k parameters, context up to 2048, horizon 48, nine quantiles, weights included"
+    licence = "Apache-2.0"
 
     def __init__(
         self,
@@ -79,20 +79,6 @@ class FracastBackbone(Backbone):
         scaled = ((context - low) / span).to(next(self.model.parameters()).dtype)
         quantiles = self.model(scaled, self.context_length).to(context.dtype)
         return quantiles * span[..., None] + low[..., None]
-
-    def loss(
-        self, context: Tensor, labels: Tensor, *, horizon: int | None = None, generator: torch.Generator | None = None
-    ) -> Tensor:
-        """Pinball loss, averaged over the horizon and the levels, in the units of the context: `[series, 1]`.
-
-        For a pair of surrogates it bounds that of the reconstruction: the pinball at tau is subadditive and that of -u
-        at tau is that of u at 1 - tau, and the levels are symmetric, so (loss1 + loss2) / (a + b) is an upper bound.
-        """
-        del generator
-        quantiles = self._roll(context, horizon or labels.shape[1])
-        levels = torch.tensor(self.quantile_levels, dtype=quantiles.dtype, device=quantiles.device)
-        error = labels[..., None] - quantiles
-        return torch.maximum(levels * error, (levels - 1) * error).mean(dim=(1, 2))[:, None]
 
     def _roll(self, context: Tensor, horizon: int) -> Tensor:
         """As in the base class, but a context shorter than the window grows into it, as in the package."""

@@ -296,7 +296,8 @@ class TTMBackbone(Backbone):
 
     name = "ttm"
     default_checkpoint = "ibm-granite/granite-timeseries-ttm-r2"
-    summary = "TinyTimeMixer R2, 0.8 M parameters, context 512, horizon 96, points; Apache-2.0"
+    summary = "TinyTimeMixer R2, 0.8 M parameters, context 512, horizon 96, points"
+    licence = "Apache-2.0"
 
     def __init__(
         self, model: TinyTimeMixerForPrediction, *, checkpoint: str | None = None, revision: str | None = None
