@@ -7,13 +7,22 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test lint clean
+.PHONY: demo test test-kernels lint clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python experiments/demo.py --output out
 
 test: $(VENV)/.test
 	$(BIN)/python -m pytest
+
+# the suite once more for each way a processor may round: kernels without vectors, with AVX2, with and without the widest of
+# the matrix library, one thread and two
+test-kernels: $(VENV)/.test
+	ATEN_CPU_CAPABILITY=default OMP_NUM_THREADS=2 $(BIN)/python -m pytest
+	ATEN_CPU_CAPABILITY=avx2 OMP_NUM_THREADS=2 $(BIN)/python -m pytest
+	MKL_ENABLE_INSTRUCTIONS=AVX2 ONEDNN_MAX_CPU_ISA=AVX2 OMP_NUM_THREADS=2 $(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+	OMP_NUM_THREADS=2 $(BIN)/python -m pytest
 
 lint: $(VENV)/.lint
 	$(BIN)/ruff check .
