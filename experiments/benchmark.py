@@ -87,7 +87,7 @@ def run(
     default = {name: value for name, value in told.items() if name != "adapter"}
     known = {steps: _row(store, key(default, steps)) for steps in ahead} if default_known else {}
     if default_known and settings.get("adapter") != AUTO:
-        raise typer.BadParameter("a ladder has only --set adapter=auto", param_hint="--default-known")
+        raise typer.BadParameter("several candidates come only of --set adapter=auto", param_hint="--default-known")
     if None in known.values():
         raise typer.BadParameter(
             "the store has no row of the default for this data, seed and stride", param_hint="store"
@@ -224,13 +224,13 @@ def score(pipeline: Pipeline, windows: WindowDataset, stride: int) -> dict[str, 
 
 
 def _named_candidates(fitted: Fitted, told: dict[str, Any]) -> list[tuple[dict[str, Any], Candidate]]:
-    """What validation chose, under the settings of the run, and each candidate of a ladder under its own."""
+    """What validation chose, under the settings of the run, and each candidate of "auto" under its own."""
     named = [(told, fitted.chosen)]
     if told.get("adapter") == AUTO:
         rest = {name: value for name, value in told.items() if name != "adapter"}
-        ladder: list[dict[str, Any]] = [{}, {"adapter": "fine-tune"}, {"fine_tune": True}]
-        climbed = zip(ladder[-len(fitted.candidates) :], fitted.candidates, strict=True)
-        named += [({**rest, **step}, candidate) for step, candidate in climbed]
+        tried: list[dict[str, Any]] = [{}, {"adapter": "fine-tune"}, {"fine_tune": True}]
+        trained = zip(tried[-len(fitted.candidates) :], fitted.candidates, strict=True)
+        named += [({**rest, **step}, candidate) for step, candidate in trained]
     return named
 
 
@@ -257,7 +257,7 @@ def _here() -> dict[str, Any]:
 
 
 class _LaterCandidates(FitSettings):
-    """The ladder of "auto" without the default, which has a row already."""
+    """The candidates of "auto" without the default, which has a row already."""
 
     def candidates(self) -> list[FitSettings]:
         return super().candidates()[1:]

@@ -72,7 +72,7 @@ def test_the_published_objective_has_no_filter():
 def test_an_edit_moves_and_grows_with_its_channel(shift: float, scale: float):
     x, edit = 10 * contexts(2, 40, 3), filled()
     plain, moved = edit(x), edit(x * scale / 10 + shift)
-    # not exactly: a little is added to the spread, so that channels at rest stay at rest
+    # not exactly: a little is added to the spread, so that channels that stand still keep doing so
     torch.testing.assert_close(moved, plain * scale / 10, rtol=0.1, atol=1e-3 * scale)
 
 

@@ -143,7 +143,7 @@ def forecast_windows(
 def context_spread(contexts: Tensor, targets: npt.NDArray[np.int64]) -> Array:
     """How much each target moves in its context, `[window, target]`: the unit of the quantiles' offsets.
 
-    The standard deviation, with a little added so that a channel at rest keeps a band.
+    The standard deviation, with a little added so that a channel that stands still keeps a band.
     """
     own = contexts.index_select(-1, torch.as_tensor(targets)).double()
     return own.std(dim=1, correction=0).numpy() + SPREAD_FLOOR

@@ -15,7 +15,7 @@ FILTER_STEPS = 512  # the most recent steps of a context, which the filter reads
 FILTER_RANK = 32
 FILTER_SHARES = (0.25, 0.5, 0.75, 1.0)  # of what training has found, for validation to choose from
 FILTER_STRENGTH = 0.5  # until it has
-SPREAD_FLOOR = 0.05  # of the training rows' standard deviation: a channel at rest stays at rest
+SPREAD_FLOOR = 0.05  # of the training rows' standard deviation: a channel that stands still keeps standing still
 
 
 class ContextFilter(nn.Module):
