@@ -43,7 +43,7 @@ from dualweaver.data.windows import WindowDataset
 from dualweaver.fit.fitting import Candidate, Fitted, fit_pipeline
 from dualweaver.forecast.calibration import edges_of, interpolate_levels
 from dualweaver.forecast.pipeline import Pipeline, context_spread, mix_targets
-from dualweaver.settings import AUTO, FitSettings
+from dualweaver.settings import AUTO, FitSettings, Options
 
 STORE = Path(__file__).parent / "results.csv"
 KEYS = ["data", "backbone", "horizon", "settings", "seed", "test_stride"]
@@ -228,10 +228,14 @@ def _named_candidates(fitted: Fitted, told: dict[str, Any]) -> list[tuple[dict[s
     named = [(told, fitted.chosen)]
     if told.get("adapter") == AUTO:
         rest = {name: value for name, value in told.items() if name != "adapter"}
-        tried: list[dict[str, Any]] = [{}, {"adapter": "fine-tune"}, {"fine_tune": True}]
-        trained = zip(tried[-len(fitted.candidates) :], fitted.candidates, strict=True)
-        named += [({**rest, **step}, candidate) for step, candidate in trained]
+        named += [({**rest, **_differs(candidate.settings)}, candidate) for candidate in fitted.candidates]
     return named
+
+
+def _differs(settings: FitSettings) -> dict[str, Any]:
+    """In what a candidate of "auto" differs from the default."""
+    adapter = {} if settings.adapter == Options.adapter else {"adapter": settings.adapter}
+    return adapter | ({"fine_tune": True} if settings.fine_tune else {})
 
 
 def _selection(candidate: Candidate, fitted: Fitted) -> dict[str, Any]:
@@ -259,8 +263,8 @@ def _here() -> dict[str, Any]:
 class _LaterCandidates(FitSettings):
     """The candidates of "auto" without the default, which has a row already."""
 
-    def candidates(self) -> list[FitSettings]:
-        return super().candidates()[1:]
+    def candidates(self, multivariate: bool = False) -> list[FitSettings]:
+        return [one for one in super().candidates(multivariate) if _differs(one)]
 
 
 def _row(store: Path, key: dict[str, Any]) -> dict[str, Any] | None:
