@@ -1,7 +1,7 @@
 """Pretrain Loom on synthetic series, with the forecasts of another model as part of the target.
 
-    python experiments/pretrain/train.py --teacher ttm:path/to/weights --minutes 25
-    python experiments/pretrain/train.py --teacher ttm:path/to/weights --minutes 25      goes on where it stopped
+    python experiments/pretrain/pretrain.py --teacher ttm:path/to/weights --minutes 25
+    python experiments/pretrain/pretrain.py --teacher ttm:path/to/weights --minutes 25      goes on where it stopped
 
 A pool of series is renewed all the time, so that each one is seen about four times. The middle level learns a mixture
 of what came and of what the teacher forecasts, by squared error; the other levels learn what came, by pinball loss
@@ -19,9 +19,12 @@ import time
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import torch
+from matplotlib.figure import Figure
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from series import draw_series
+from synthetic import draw_series
 from torch import Tensor
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
@@ -29,19 +32,17 @@ from dualweaver.backbones import Backbone, load_backbone
 from dualweaver.backbones.loom.model import LoomConfig, LoomModel, save_loom, standardise
 
 CONTEXT, HORIZON = 512, 96
-POOL, FRESH, REUSE = 32768, 1024, 4
+FRESH, REUSE = 1024, 4
 LIMIT = 8.0  # deviations of the context; what lies beyond teaches nothing but to be afraid
 
 
 class Pool:
     """Series with the teacher's forecasts, renewed a part at a time."""
 
-    def __init__(self, teacher: Backbone, seed: int) -> None:
+    def __init__(self, teacher: Backbone, size: int, seed: int) -> None:
         self.teacher, self.rng, self.next = teacher, np.random.default_rng(seed), 0
-        self.series, self.taught = torch.empty(POOL, CONTEXT + HORIZON), torch.empty(POOL, HORIZON)
-
-    def fill(self) -> None:
-        for _ in range(POOL // FRESH):
+        self.series, self.taught = torch.empty(size, CONTEXT + HORIZON), torch.empty(size, HORIZON)
+        for _ in range(size // FRESH):
             self.renew()
 
     def renew(self) -> None:
@@ -49,11 +50,11 @@ class Pool:
         rows = slice(self.next, self.next + FRESH)
         self.series[rows] = fresh
         self.taught[rows] = self.teacher.forecast(fresh[:, :CONTEXT]).mean
-        self.next = (self.next + FRESH) % POOL
+        self.next = (self.next + FRESH) % len(self.series)
 
     def draw(self, count: int) -> tuple[Tensor, Tensor, Tensor]:
         """Context, future and the teacher's forecast; short contexts now and then."""
-        rows = torch.from_numpy(self.rng.integers(0, POOL, count))
+        rows = torch.from_numpy(self.rng.integers(0, len(self.series), count))
         length = int(self.rng.integers(32, CONTEXT)) if self.rng.random() < 0.15 else CONTEXT
         series = self.series[rows]
         return series[:, CONTEXT - length : CONTEXT], series[:, CONTEXT:], self.taught[rows]
@@ -93,8 +94,6 @@ def resume(out: Path, model: LoomModel, mean: AveragedModel, optimiser: torch.op
     file = out / "state.safetensors"
     if not file.exists():
         return {"step": 0, "seconds": 0.0}
-    from safetensors import safe_open
-
     with safe_open(file, "pt") as opened:
         told = json.loads(opened.metadata()["told"])
     tensors = load_file(file)
@@ -110,7 +109,19 @@ def resume(out: Path, model: LoomModel, mean: AveragedModel, optimiser: torch.op
     return told
 
 
-def main() -> None:
+def curve(log: Path, picture: Path) -> None:
+    """Both losses against the minutes."""
+    rows, figure = pd.read_csv(log), Figure(figsize=(6, 3), layout="constrained")
+    axes = figure.subplots()
+    axes.plot(rows["seconds"] / 60, rows["squared"], label="squared error of the middle level")
+    axes.plot(rows["seconds"] / 60, rows["pinball"], label="pinball loss of the others")
+    axes.set(xlabel="minutes on one thread", ylabel="mean of 100 steps", yscale="log")
+    axes.legend()
+    figure.savefig(picture)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Train until the minutes are over; an earlier state in `--out` goes on."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--teacher", required=True, help="as load_backbone takes it")
     parser.add_argument("--out", type=Path, default=Path("runs/loom"))
@@ -119,8 +130,9 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--rate", type=float, default=2e-3)
     parser.add_argument("--share", type=float, default=0.75, help="of the teacher in the target of the middle level")
+    parser.add_argument("--pool", type=int, default=32768, help=f"series held, a multiple of {FRESH}")
     parser.add_argument("--threads", type=int, default=1)
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
     torch.manual_seed(options.seed)
     options.out.mkdir(parents=True, exist_ok=True)
@@ -129,11 +141,10 @@ def main() -> None:
     mean = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.998))
     optimiser = torch.optim.AdamW(model.parameters(), lr=options.rate, betas=(0.9, 0.98), weight_decay=0.02)
     told = resume(options.out, model, mean, optimiser)
-    pool = Pool(load_backbone(options.teacher), options.seed + told["step"])
-    pool.fill()
+    pool = Pool(load_backbone(options.teacher), options.pool, options.seed + told["step"])
     log = options.out / "log.csv"
     total, before, started = options.minutes * 60, told["seconds"], time.perf_counter()
-    sums, saved = torch.zeros(2), 0.0
+    sums, counted, saved = torch.zeros(2), 0, 0.0
     with log.open("a", newline="") as file:
         writer = csv.writer(file)
         if not told["step"]:
@@ -151,18 +162,19 @@ def main() -> None:
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimiser.step()
             mean.update_parameters(model)
-            sums += torch.stack([squared, pinball]).detach()
+            sums, counted = sums + torch.stack([squared, pinball]).detach(), counted + 1
             if step % 100 == 0:
                 writer.writerow(
-                    [step, f"{seconds:.0f}", f"{rate:.2e}", *(f"{value / 100:.4f}" for value in sums.tolist())]
+                    [step, f"{seconds:.0f}", f"{rate:.2e}", *(f"{value / counted:.4f}" for value in sums.tolist())]
                 )
                 file.flush()
-                sums.zero_()
+                sums, counted = torch.zeros(2), 0
             if seconds - saved > 60:
                 told["seconds"], saved = seconds, seconds
                 save(options.out, model, mean, optimiser, told)
     told["seconds"] = seconds
     save(options.out, model, mean, optimiser, told)
+    curve(log, options.out / "loss.png")
 
 
 if __name__ == "__main__":
