@@ -1,6 +1,6 @@
 """Zero-shot errors of the small backbones side by side: 512 steps of context, 96 ahead.
 
-    python experiments/zero_shot.py --ttm path/to/weights                test rows, every 17th window
+    python experiments/zero_shot.py --ttm path/to/weights                test rows, every 29th window
     python experiments/zero_shot.py --ttm path/to/weights --split val    validation rows, for development
 
 Errors are in units of the train rows' standard deviation, the splits are the published ones, and all backbones see the
@@ -33,7 +33,7 @@ def main(
     ttm: Annotated[str, typer.Option(help="folder of TTM R2; left out if empty")] = "",
     loom: Annotated[str, typer.Option(help="folder of other Loom weights")] = "",
     split: Annotated[str, typer.Option(help="test, or val for development")] = "test",
-    stride: Annotated[int, typer.Option(help="score every so many windows; no divisor of a day")] = 17,
+    stride: Annotated[int, typer.Option(help="score every so many windows; no divisor of a day")] = 29,
     only: Annotated[list[str] | None, typer.Option(help="of fracast, loom, ttm")] = None,
     out: Annotated[Path | None, typer.Option(help="write the rows here as CSV")] = None,
 ) -> None:

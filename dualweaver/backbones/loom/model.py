@@ -33,11 +33,7 @@ _CHUNK = 128  # series whose activations stay in the processor's cache
 
 @dataclass(frozen=True)
 class LoomConfig:
-    """Shape of the network.
-
-    `spread_scale` stretches the distance of all levels from the middle one; it was chosen on validation rows, since
-    real series are less regular than the synthetic ones of the training.
-    """
+    """Shape of the network."""
 
     context_length: int = 512
     horizon: int = 96
@@ -46,7 +42,6 @@ class LoomConfig:
     layers: int = 4
     expansion: int = 2
     spread_rank: int = 48
-    spread_scale: float = 1.0
     quantiles: tuple[float, ...] = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 
     @property
@@ -103,7 +98,6 @@ class LoomModel(nn.Module):
     def forward(self, context: Tensor, observed: int) -> Tensor:
         """All levels; of the context, the first `context_length - observed` steps are zeros that stand for nothing."""
         point, offsets = self.parts(context, observed)
-        offsets = offsets * self.config.spread_scale
         half = len(self.config.quantiles) // 2
         below, above = offsets[..., :half].cumsum(-1).flip(-1), offsets[..., half:].cumsum(-1)
         return torch.cat([point - below, point, point + above], dim=-1)
