@@ -22,6 +22,10 @@ def _fracast() -> Backbone:
     return load_backbone("fracast", context_length=64)
 
 
+def _loom() -> Backbone:
+    return load_backbone("loom", context_length=64)
+
+
 def _ttm() -> Backbone:
     from dualweaver.backbones import ttm
 
@@ -83,6 +87,7 @@ def _chronos(name: str) -> Callable[[], Backbone]:
 FACTORIES: dict[str, Callable[[], Backbone]] = {
     "module": _module,
     "fracast": _fracast,
+    "loom": _loom,
     "ttm": _ttm,
     "timer": _timer,
     "sundial": _sundial,
@@ -287,7 +292,7 @@ def test_copies_and_state_dicts_forecast_the_same(backbone: Backbone, request: p
 def test_a_saved_backbone_loads_again_by_name_and_from_its_spec(backbone: Backbone, tmp_path: Path) -> None:
     if backbone.name == "module":
         pytest.skip("a module of one's own has no name to be loaded by")
-    if backbone.name != "fracast":  # whose weights come with its package
+    if backbone.name not in ("fracast", "loom"):  # whose weights come with their packages
         backbone.model.save_pretrained(tmp_path)  # type: ignore[operator, union-attr]
         backbone.checkpoint = str(tmp_path)
     again = load_backbone(backbone.spec, context_length=backbone.context_length)

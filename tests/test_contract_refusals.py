@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
         (waves(), {"channel_sample": 0}, ["channel_sample=0"]),
         (waves(), {"context_length": 0}, ["context_length=0"]),
         (waves(), {"context_length": 31}, ["[1, 31]", "context_length"]),
-        (waves(), {"backbone": "chronoss"}, ["'chronoss'", "flowstate, fracast, sundial, timer, timesfm, ttm"]),
+        (waves(), {"backbone": "chronoss"}, ["'chronoss'", "flowstate, fracast, loom, sundial, timer, timesfm, ttm"]),
         (waves(), {"adapter": "lora"}, ["'lora'", "adapts, dualweaver, fine-tune, joint, zero-shot"]),
         (waves(), {"targets": ["z"]}, ["'z'", "'a'"]),
         (waves() * 1e150, {}, ["'a'", "rescale"]),

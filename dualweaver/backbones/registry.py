@@ -22,6 +22,7 @@ _SHIPPED = {
     "fracast": "dualweaver.backbones.fracast:FracastBackbone",
     "ttm": "dualweaver.backbones.ttm:TTMBackbone",
     "timer": "dualweaver.backbones.timer:TimerBackbone",
+    "loom": "dualweaver.backbones.loom:LoomBackbone",
     "sundial": "dualweaver.backbones.sundial:SundialBackbone",
     "timesfm": "dualweaver.backbones.timesfm:TimesFMBackbone",
     "chronos-bolt": "dualweaver.backbones.chronos:ChronosBoltBackbone",
