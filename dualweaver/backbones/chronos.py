@@ -16,12 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from dualweaver.backbones.base import Forecast
-from dualweaver.backbones.pretrained import load_pretrained
+from dualweaver.backbones.pretrained import PretrainedBackbone
 from dualweaver.backbones.quantiles import QuantileBackbone, empirical_quantiles
 from dualweaver.errors import CheckpointError, SettingError
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from transformers import PreTrainedModel
 
 __all__ = ["Chronos2Backbone", "ChronosBoltBackbone"]
 
@@ -30,7 +30,7 @@ _TOGETHER = 64  # series; Chronos-2 lets all series of a batch look at each othe
 _PATHS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)  # along which Chronos-2 goes on beyond its first block
 
 
-class _ChronosBackbone(QuantileBackbone):
+class _ChronosBackbone(PretrainedBackbone, QuantileBackbone):
     """What the two have in common.
 
     Beyond the first block each of nine quantiles is appended to a copy of the context, and the quantiles of all that is
@@ -41,8 +41,7 @@ class _ChronosBackbone(QuantileBackbone):
     extra = "chronos"
     large_products = True
     flat_is_constant = True
-    default_checkpoint: ClassVar[str]
-    model_class: ClassVar[tuple[str, str]]
+    source: ClassVar[tuple[str, str]]  # module and class of the makers' package
 
     max_context: int
 
@@ -68,26 +67,15 @@ class _ChronosBackbone(QuantileBackbone):
         self.freeze()
 
     @classmethod
-    def from_checkpoint(
-        cls,
-        checkpoint: str | None,
-        *,
-        revision: str | None = None,
-        context_length: int | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> Self:
-        """Load weights from a directory or a hub name, in the format of the makers' package."""
-        module, name = cls.model_class
+    def model_class(cls) -> type[PreTrainedModel]:
+        module, name = cls.source
         try:
-            model_class = getattr(importlib.import_module(module), name)
+            return getattr(importlib.import_module(module), name)
         except (ImportError, AttributeError) as error:
             raise SettingError(
                 f"backbone={cls.name!r} needs the package chronos-forecasting, 2.3 or newer: "
                 'pip install "dualweaver-forecast[chronos]"'
             ) from error
-        checkpoint = checkpoint or cls.default_checkpoint
-        model = load_pretrained(model_class, checkpoint, revision=revision, dtype=dtype)
-        return cls(model, context_length=context_length, checkpoint=checkpoint, revision=revision)  # type: ignore[call-arg]
 
     @property
     @abstractmethod
@@ -131,7 +119,7 @@ class ChronosBoltBackbone(_ChronosBackbone):
     name = "chronos-bolt"
     default_checkpoint = "amazon/chronos-bolt-small"
     summary = "Chronos-Bolt, 9M to 205M: encoder-decoder transformer, context up to 2048, horizon 64, nine quantiles"
-    model_class = ("chronos.chronos_bolt", "ChronosBoltModelForForecasting")
+    source = ("chronos.chronos_bolt", "ChronosBoltModelForForecasting")
 
     def __init__(self, model: Any, **options: Any) -> None:
         super().__init__(model, native_horizon=model.chronos_config.prediction_length, **options)
@@ -163,7 +151,7 @@ class Chronos2Backbone(_ChronosBackbone):
     name = "chronos-2"
     default_checkpoint = "amazon/chronos-2"
     summary = "Chronos-2, 120M: encoder transformer, context up to 8192, horizon 1024, 21 quantiles, adapter='joint'"
-    model_class = ("chronos.chronos2", "Chronos2Model")
+    source = ("chronos.chronos2", "Chronos2Model")
     multivariate = True
 
     def __init__(self, model: Any, **options: Any) -> None:

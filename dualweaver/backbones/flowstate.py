@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from dualweaver.backbones.decoder import working_dtype
-from dualweaver.backbones.pretrained import load_pretrained
+from dualweaver.backbones.pretrained import PretrainedBackbone
 from dualweaver.backbones.quantiles import QuantileBackbone, empirical_quantiles
 from dualweaver.compute.recompute import recomputable
 from dualweaver.errors import CheckpointError, SettingError
@@ -277,7 +277,7 @@ def _running_statistics(values: Tensor) -> tuple[Tensor, Tensor]:
     return mean, variance.clamp_min(SMALLEST_VARIANCE).sqrt()
 
 
-class FlowStateBackbone(QuantileBackbone):
+class FlowStateBackbone(PretrainedBackbone, QuantileBackbone):
     """FlowState: nine quantiles, a patch of 24 steps or any number of them in one pass.
 
     The point forecast is the mean of the quantiles, weighted as its makers do, or the median where the checkpoint says
@@ -328,19 +328,8 @@ class FlowStateBackbone(QuantileBackbone):
         self.freeze()
 
     @classmethod
-    def from_checkpoint(
-        cls,
-        checkpoint: str | None,
-        *,
-        revision: str | None = None,
-        context_length: int | None = None,
-        dtype: torch.dtype | None = None,
-        **options: Any,
-    ) -> FlowStateBackbone:
-        """Load weights; `options` are those of the constructor."""
-        checkpoint = checkpoint or cls.default_checkpoint
-        model = load_pretrained(FlowStateForPrediction, checkpoint, revision=revision, dtype=dtype)
-        return cls(model, context_length=context_length, checkpoint=checkpoint, revision=revision, **options)
+    def model_class(cls) -> type[FlowStateForPrediction]:
+        return FlowStateForPrediction
 
     def native(self, context: Tensor, steps: int | None = None) -> Tensor:
         """`[series, time]` to `[series, steps, 9]`, one patch of steps where None."""

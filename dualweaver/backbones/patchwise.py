@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from dualweaver.backbones.base import Backbone
 from dualweaver.backbones.decoder import DecoderConfig
-from dualweaver.backbones.pretrained import load_pretrained
+from dualweaver.backbones.pretrained import PretrainedBackbone
 from dualweaver.errors import CheckpointError, SettingError
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    pass
 
 __all__ = ["PatchBackbone", "label_windows"]
 
 DEFAULT_CONTEXT = 2880  # what the method's paper feeds to Timer and to Sundial
 
 
-class PatchBackbone(Backbone):
+class PatchBackbone(PretrainedBackbone):
     """A wrapped transformers model, `self.model`, that predicts the next steps at every patch of the context.
 
     Its loss compares position k (from 0) with the steps that follow patch k. Labels are therefore the window
@@ -29,8 +27,6 @@ class PatchBackbone(Backbone):
     """
 
     large_products = True
-    default_checkpoint: ClassVar[str]
-    model_class: ClassVar[type[PreTrainedModel]]
 
     model: PreTrainedModel
 
@@ -59,21 +55,6 @@ class PatchBackbone(Backbone):
         self.model = model
         self.patch = patch
         self.label_output = config.output_token_lens[-1]
-
-    @classmethod
-    def from_checkpoint(
-        cls,
-        checkpoint: str | None,
-        *,
-        revision: str | None = None,
-        context_length: int | None = None,
-        dtype: torch.dtype | None = None,
-        **options: Any,
-    ) -> Self:
-        """Load weights; `options` are those of the constructor."""
-        checkpoint = checkpoint or cls.default_checkpoint
-        model: Any = load_pretrained(cls.model_class, checkpoint, revision=revision, dtype=dtype)
-        return cls(model, context_length=context_length, checkpoint=checkpoint, revision=revision, **options)
 
     def label_start(self, context_length: int) -> int:
         """The first patch has nothing before it to be predicted from."""

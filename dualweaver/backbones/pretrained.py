@@ -1,4 +1,4 @@
-"""Loading a transformers model, ours or not, from a directory or a hub, with errors that name the file or tensor.
+"""Backbones around a transformers model, ours or not, loaded from a directory or a hub; errors name the file or tensor.
 
 `from_pretrained` does the work: hub names, revisions, dtypes and sharded files are the library's. Weights are read
 from safetensors only, after their shapes were compared with the configuration, and code that comes with a checkpoint is
@@ -8,25 +8,62 @@ never run, nor downloaded.
 from __future__ import annotations
 
 import json
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import torch
 from huggingface_hub import snapshot_download
 from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
+from dualweaver.backbones.base import Backbone
 from dualweaver.backbones.headers import refuse_misfits
 from dualweaver.errors import CheckpointError
 
-__all__ = ["load_pretrained"]
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["PretrainedBackbone", "load_pretrained"]
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 READ = (CONFIG, INDEX, "*.safetensors")
 
 Model = TypeVar("Model", bound=PreTrainedModel)
+
+
+class PretrainedBackbone(Backbone):
+    """A backbone around a transformers model, which its constructor takes first and keeps as `model`.
+
+    Attributes:
+        renamed: see `load_pretrained`.
+    """
+
+    default_checkpoint: ClassVar[str]
+    renamed: ClassVar[Mapping[str, str] | None] = None
+
+    @classmethod
+    @abstractmethod
+    def model_class(cls) -> type[PreTrainedModel]:
+        """The class of the model, imported when it is asked for."""
+
+    @classmethod
+    def from_checkpoint(
+        cls,
+        checkpoint: str | None,
+        *,
+        revision: str | None = None,
+        context_length: int | None = None,
+        dtype: torch.dtype | None = None,
+        **options: Any,
+    ) -> Self:
+        """Load weights from a directory or a hub name; `options` are those of the constructor."""
+        checkpoint = checkpoint or cls.default_checkpoint
+        model: Any = load_pretrained(cls.model_class(), checkpoint, revision=revision, dtype=dtype, renamed=cls.renamed)
+        make: Any = cls  # each class has a constructor of its own
+        return make(model, context_length=context_length, checkpoint=checkpoint, revision=revision, **options)
 
 
 def load_pretrained(

@@ -237,9 +237,12 @@ class SundialBackbone(PatchBackbone):
     default_checkpoint = "thuml/sundial-base-128m"
     summary = "Sundial 128M: generative transformer, sampled forecasts, patches of 16, blocks of 720"
     licence = "Apache-2.0"
-    model_class = SundialForPrediction
 
     model: SundialForPrediction
+
+    @classmethod
+    def model_class(cls) -> type[SundialForPrediction]:
+        return SundialForPrediction
 
     def __init__(
         self,

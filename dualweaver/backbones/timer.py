@@ -171,9 +171,12 @@ class TimerBackbone(PatchBackbone):
     default_checkpoint = "thuml/timer-base-84m"
     summary = "Timer-XL 84M: decoder-only transformer, point forecasts, patches of 96"
     licence = "Apache-2.0"
-    model_class = TimerForPrediction
 
     model: TimerForPrediction
+
+    @classmethod
+    def model_class(cls) -> type[TimerForPrediction]:
+        return TimerForPrediction
 
     def __init__(
         self,

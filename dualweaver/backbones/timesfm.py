@@ -6,12 +6,12 @@ checkpoint `google/timesfm-2.5-200m-transformers`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from dualweaver.backbones.pretrained import load_pretrained
+from dualweaver.backbones.pretrained import PretrainedBackbone
 from dualweaver.backbones.quantiles import QuantileBackbone
 from dualweaver.errors import SettingError
 
@@ -21,10 +21,9 @@ if TYPE_CHECKING:
 __all__ = ["TimesFMBackbone"]
 
 _CONTEXT = 2048  # of up to 16384; every step costs
-_RENAMED = {"ff0": "fc1", "ff1": "fc2"}  # in published files, and in the library
 
 
-class TimesFMBackbone(QuantileBackbone):
+class TimesFMBackbone(PretrainedBackbone, QuantileBackbone):
     """TimesFM 2.5: nine quantiles of 128 steps; longer horizons are rolled forward by the median.
 
     The context is cut from the left to whole patches, since the steps that the library would pad it with take part in
@@ -43,6 +42,7 @@ class TimesFMBackbone(QuantileBackbone):
     licence = "Apache-2.0"
     large_products = True
     flat_is_constant = True
+    renamed: ClassVar = {"ff0": "fc1", "ff1": "fc2"}  # in published files, and in the library
 
     def __init__(
         self,
@@ -68,26 +68,14 @@ class TimesFMBackbone(QuantileBackbone):
         self.freeze()
 
     @classmethod
-    def from_checkpoint(
-        cls,
-        checkpoint: str | None,
-        *,
-        revision: str | None = None,
-        context_length: int | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> TimesFMBackbone:
-        """Load weights from a directory or a hub name, in the format of the transformers library."""
+    def model_class(cls) -> type[TimesFm2_5ModelForPrediction]:
         try:
             from transformers import TimesFm2_5ModelForPrediction
         except ImportError as error:
             raise SettingError(
                 "backbone='timesfm': the installed transformers does not know TimesFM 2.5; pip install -U transformers"
             ) from error
-        checkpoint = checkpoint or cls.default_checkpoint
-        model = load_pretrained(
-            TimesFm2_5ModelForPrediction, checkpoint, revision=revision, dtype=dtype, renamed=_RENAMED
-        )
-        return cls(model, context_length=context_length, checkpoint=checkpoint, revision=revision)
+        return TimesFm2_5ModelForPrediction
 
     def native(self, context: Tensor) -> Tensor:
         """`[series, time]` to `[series, 128, 9]`."""

@@ -126,6 +126,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--teacher", required=True, help="as load_backbone takes it")
     parser.add_argument("--out", type=Path, default=Path("runs/loom"))
     parser.add_argument("--minutes", type=float, default=25.0)
+    parser.add_argument("--steps", type=int, help="stop after so many, if the minutes are not over before")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--rate", type=float, default=2e-3)
@@ -143,13 +144,16 @@ def main(arguments: list[str] | None = None) -> None:
     told = resume(options.out, model, mean, optimiser)
     pool = Pool(load_backbone(options.teacher), options.pool, options.seed + told["step"])
     log = options.out / "log.csv"
+    if told["step"]:  # what came after the checkpoint is done again
+        rows = pd.read_csv(log, dtype=str)
+        rows[rows["step"].astype(int) <= told["step"]].to_csv(log, index=False)
     total, before, started = options.minutes * 60, told["seconds"], time.perf_counter()
     sums, counted, saved = torch.zeros(2), 0, 0.0
     with log.open("a", newline="") as file:
         writer = csv.writer(file)
         if not told["step"]:
             writer.writerow(["step", "seconds", "rate", "squared", "pinball"])
-        while (seconds := before + time.perf_counter() - started) < total:
+        while (seconds := before + time.perf_counter() - started) < total and told["step"] != options.steps:
             step = told["step"] = told["step"] + 1
             rate = options.rate * min(step / 200, 1.0) * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * seconds / total)))
             optimiser.param_groups[0]["lr"] = rate
