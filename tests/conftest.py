@@ -12,14 +12,14 @@ import golden
 import pandas as pd
 import pytest
 import torch
+from places import SHARED
 from traps import Trap
 
 from dualweaver.data.catalogue import describe_dataset, load_dataset
 
 # Real data lie beside the repository where there are any; whoever keeps them elsewhere says where.
-_BESIDE = Path(__file__).parents[2] / "shared" / "data"
-if _BESIDE.is_dir():
-    os.environ.setdefault("DUALWEAVER_DATA", str(_BESIDE))
+if (SHARED / "data").is_dir():
+    os.environ.setdefault("DUALWEAVER_DATA", str(SHARED / "data"))
 
 
 @cache

@@ -8,13 +8,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from places import HELPERS
 from torch import Tensor
 from toys import Toy, waves, weaver
 from transformers import PreTrainedModel
@@ -26,7 +26,6 @@ from dualweaver.errors import CheckpointError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-TESTS = Path(__file__).parent
 MIB = 2**20
 
 # a small fit loads all libraries and warms their caches; what comes after is what the data cost
@@ -49,7 +48,7 @@ print(json.dumps(dict(extra=peak() - start, seconds=time.perf_counter() - began,
 def measured(body: str) -> Any:
     """What `found` holds after `body` ran in a process of its own, with its peak of memory above that of a tiny fit."""
     run = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", MEASURE.format(tests=str(TESTS), body=body)],
+        [sys.executable, "-W", "ignore", "-c", MEASURE.format(tests=str(HELPERS), body=body)],
         capture_output=True,
         text=True,
         env=os.environ | {"OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"},

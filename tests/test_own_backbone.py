@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from places import ROOT
 from safetensors.torch import save_file
 from toys import waves
 
@@ -15,7 +16,7 @@ from dualweaver import DualWeaver, load_backbone
 from dualweaver.backbones import available_backbones, register_backbone
 from dualweaver.errors import SettingError
 
-PAGE = Path(__file__).parents[1] / "docs" / "backbones.md"
+PAGE = ROOT / "docs" / "backbones.md"
 
 
 def block(language: str) -> str:

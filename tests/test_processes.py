@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import two_processes
+from places import HELPERS
 from toy_backbones import NormalisedToy
 
 from dualweaver.adapters import DualWeaverAdapter
@@ -21,15 +21,13 @@ from dualweaver.planning.sharding import shard_blocks
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-HERE = Path(__file__).parent
-
 
 @pytest.fixture(scope="module")
 def both(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What `two_processes.py` found in each."""
     output = tmp_path_factory.mktemp("processes") / "found"
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command = [*launcher, str(HERE / "two_processes.py"), str(output)]
+    command = [*launcher, str(HELPERS / "two_processes.py"), str(output)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
     assert done.returncode == 0, done.stderr[-4000:]

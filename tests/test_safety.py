@@ -13,8 +13,7 @@ import fracast
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from test_flowstate import tiny as tiny_flowstate
-from test_timesfm import tiny as tiny_timesfm
+from small_backbones import TINY_CHRONOS, tiny_flowstate, tiny_timesfm
 from toys import refusal
 from traps import HEADERS, cheap_refusal, edit, traps
 
@@ -43,9 +42,7 @@ MODELS: dict[str, Callable[[], Any]] = {
     "flowstate": tiny_flowstate,
 }
 if find_spec("chronos"):  # the extra
-    from test_chronos import BUILD
-
-    MODELS |= BUILD
+    MODELS |= TINY_CHRONOS
 
 
 @pytest.fixture(params=[*MODELS, "fracast"])

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from killed import bits, killed, model
 from safetensors.torch import load_file, save_file
-from test_resume import bits, killed, model
 from toys import Toy, refusal, waves, weaver
 from traps import HEADERS, cheap_refusal, edit, traps
 

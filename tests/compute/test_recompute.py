@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_backbone_conformance import FACTORIES, series
+from small_backbones import FACTORIES, series
 from torch import Tensor
 
 from dualweaver.adapters import DualWeaverAdapter, FineTune

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from foreign import NO_CHRONOS, check_fit, gradient_error, in_units, mixed_scales
-from torch import Tensor, nn
+from small_backbones import CHRONOS_CONTEXT, TINY_CHRONOS, tiny_2
+from torch import Tensor
 from toys import waves, weaver
 from traps import cheap_refusal, edit
 
@@ -26,76 +26,15 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:We recommend keeping prediction length"),
 ]
 
-NINE = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9]
-LIMIT = 96  # steps that the models take
 
-
-def randomised(model: nn.Module) -> Any:
-    """Weights large enough that the forecast depends on the context."""
-    generator = torch.Generator().manual_seed(0)
-    for weights in model.parameters():
-        if weights.ndim > 1:
-            weights.data = torch.randn(weights.shape, generator=generator) / weights.shape[-1] ** 0.5
-    return model.eval()
-
-
-def tiny_bolt() -> Any:
-    from chronos.chronos_bolt import ChronosBoltModelForForecasting
-    from transformers import T5Config
-
-    config = T5Config(
-        d_model=32, d_kv=8, d_ff=48, num_layers=2, num_decoder_layers=2, num_heads=4, feed_forward_proj="relu"
-    )
-    config.is_gated_act, config.dense_act_fn, config.decoder_start_token_id, config.pad_token_id = False, "relu", 0, 0
-    config.architectures, config.chronos_pipeline_class = ["ChronosBoltModelForForecasting"], "ChronosBoltPipeline"
-    config.chronos_config = {
-        "context_length": LIMIT,
-        "prediction_length": 16,
-        "input_patch_size": 8,
-        "input_patch_stride": 8,
-        "quantiles": NINE,
-        "use_reg_token": True,
-    }
-    return randomised(ChronosBoltModelForForecasting(config))
-
-
-def tiny_2() -> Any:
-    from chronos.chronos2 import Chronos2Model
-    from chronos.chronos2.config import Chronos2CoreConfig
-
-    config = Chronos2CoreConfig(
-        d_model=32,
-        d_kv=8,
-        d_ff=48,
-        num_layers=2,
-        num_heads=4,
-        architectures=["Chronos2Model"],
-        chronos_pipeline_class="Chronos2Pipeline",
-        chronos_config={
-            "context_length": LIMIT,
-            "input_patch_size": 8,
-            "input_patch_stride": 8,
-            "output_patch_size": 8,
-            "max_output_patches": 3,
-            "quantiles": [0.01, 0.05, *(round(0.05 * step, 2) for step in range(2, 19)), 0.95, 0.99],
-            "use_reg_token": True,
-            "use_arcsinh": True,
-        },
-    )
-    return randomised(Chronos2Model(config))
-
-
-BUILD: dict[str, Callable[[], Any]] = {"chronos-bolt": tiny_bolt, "chronos-2": tiny_2}
-
-
-@pytest.fixture(params=BUILD)
+@pytest.fixture(params=TINY_CHRONOS)
 def name(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
 @pytest.fixture
 def checkpoint(name: str, tmp_path: Path) -> Path:
-    BUILD[name]().save_pretrained(tmp_path / name)
+    TINY_CHRONOS[name]().save_pretrained(tmp_path / name)
     return tmp_path / name
 
 
@@ -110,7 +49,7 @@ def theirs(checkpoint: Path, context: Tensor, horizon: int) -> Tensor:
 
 
 @pytest.mark.parametrize("horizon", [5, 16, 40, 70], ids=lambda steps: f"{steps} ahead")
-@pytest.mark.parametrize("length", [3, 40, LIMIT, LIMIT + 21], ids=lambda steps: f"{steps} back")
+@pytest.mark.parametrize("length", [3, 40, CHRONOS_CONTEXT, CHRONOS_CONTEXT + 21], ids=lambda steps: f"{steps} back")
 def test_a_forecast_is_that_of_the_makers_pipeline(name: str, checkpoint: Path, length: int, horizon: int) -> None:
     context = mixed_scales(length)
     forecast = load_backbone(f"{name}:{checkpoint}").forecast(context, horizon)
@@ -172,7 +111,8 @@ def test_bfloat16_weights_forecast_close_to_float32(name: str, checkpoint: Path)
 
 def test_limits_come_from_the_configuration(name: str, checkpoint: Path) -> None:
     backbone = load_backbone(f"{name}:{checkpoint}")
-    assert (backbone.context_length, backbone.max_context, backbone.min_context) == (LIMIT, LIMIT, 1)
+    assert backbone.context_length == backbone.max_context == CHRONOS_CONTEXT
+    assert backbone.min_context == 1
     assert (backbone.native_horizon, len(backbone.quantile_levels)) == {"chronos-bolt": (16, 9), "chronos-2": (24, 21)}[
         name
     ]
@@ -192,7 +132,7 @@ def test_without_the_package_the_extra_is_named(name: str, monkeypatch: pytest.M
 
 
 def test_the_checkpoint_of_the_other_one_is_refused(name: str, checkpoint: Path) -> None:
-    other = next(other for other in BUILD if other != name)
+    other = next(other for other in TINY_CHRONOS if other != name)
     with pytest.raises(CheckpointError, match=str(checkpoint)):
         load_backbone(f"{other}:{checkpoint}")
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from foreign import check_fit, gradient_error, mixed_scales
+from small_backbones import tiny_timesfm
 from torch import Tensor
 from transformers import TimesFm2_5Config, TimesFm2_5ModelForPrediction
 
@@ -20,27 +20,9 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 PATCH, HORIZON = 8, 16
 
 
-def tiny(**changes: Any) -> TimesFm2_5ModelForPrediction:
-    settings: dict[str, Any] = {
-        "patch_length": PATCH,
-        "context_length": 96,
-        "horizon_length": HORIZON,
-        "output_quantile_len": 24,
-        "num_hidden_layers": 2,
-        "hidden_size": 32,
-        "intermediate_size": 32,
-        "head_dim": 8,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 4,
-        "initializer_range": 0.2,
-    }
-    torch.manual_seed(0)
-    return TimesFm2_5ModelForPrediction(TimesFm2_5Config(**(settings | changes))).eval()
-
-
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
-    tiny().save_pretrained(tmp_path / "timesfm")
+    tiny_timesfm().save_pretrained(tmp_path / "timesfm")
     return tmp_path / "timesfm"
 
 
@@ -140,7 +122,7 @@ def test_bfloat16_weights_forecast_close_to_float32(checkpoint: Path) -> None:
 
 
 def test_limits_come_from_the_configuration(checkpoint: Path) -> None:
-    backbone = TimesFMBackbone(tiny(context_length=4096, horizon_length=128))
+    backbone = TimesFMBackbone(tiny_timesfm(context_length=4096, horizon_length=128))
     assert (backbone.context_length, backbone.max_context, backbone.min_context) == (2048, 4096, PATCH)
     assert backbone.native_horizon == 128
     with pytest.raises(SettingError, match="between 8 and 96"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from test_stages import CONTEXT, HORIZON, fitted, frame
+from staged import CONTEXT, HORIZON, fitted, frame
 from torch import nn
 from toy_backbones import NormalisedToy
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from command_line import run
 from rich.console import Console
-from test_backbone_conformance import FACTORIES
-from test_cli import run
+from small_backbones import FACTORIES
 
 import dualweaver
 from dualweaver.backbones import Backbone

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import importlib
 import math
-from pathlib import Path
 
 import pytest
+from places import EXPERIMENTS
 
 from dualweaver.planning import search
-
-EXPERIMENTS = Path(__file__).parents[1] / "experiments"
 
 
 @pytest.mark.usefixtures("one_thread")

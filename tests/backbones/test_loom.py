@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from places import EXPERIMENTS
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -21,7 +22,7 @@ from dualweaver.backbones.loom import LoomBackbone
 from dualweaver.errors import CheckpointError, SettingError
 
 HERE = Path(package.__file__).parent
-PRETRAIN = Path(__file__).parents[1] / "experiments" / "pretrain"
+PRETRAIN = EXPERIMENTS / "pretrain"
 
 
 @pytest.fixture(scope="module")

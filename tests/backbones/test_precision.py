@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from test_backbone_conformance import FACTORIES
+from small_backbones import FACTORIES
 from torch import Tensor, nn
 from toy_backbones import LinearToy
 from toys import CONTEXT, HORIZON, Toy, refusal, waves, weaver

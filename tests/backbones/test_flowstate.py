@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from foreign import check_fit, gradient_error, in_units, mixed_scales
 from golden import load, model_directory
+from small_backbones import tiny_flowstate
 
 from dualweaver.backbones import load_backbone
 from dualweaver.backbones.flowstate import FlowStateBackbone, FlowStateConfig, FlowStateForPrediction
@@ -20,22 +20,9 @@ RECORDED = ["flowstate_a", "flowstate_b"]  # the gated and the transformer-like 
 CASES = [(5, 4, 1.0), (40, 12, 1.0), (40, 30, 1.0), (120, 24, 1.0), (120, 40, 1.0), (40, 40, 0.5), (96, 20, 2.0)]
 
 
-def tiny(**changes: Any) -> FlowStateForPrediction:
-    settings: dict[str, Any] = {
-        "context_length": 96,
-        "embedding_feature_dim": 16,
-        "encoder_num_layers": 2,
-        "encoder_state_dim": 8,
-        "decoder_patch_len": 12,
-        "decoder_dim": 10,
-    }
-    torch.manual_seed(0)
-    return FlowStateForPrediction(FlowStateConfig(**(settings | changes))).eval()
-
-
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
-    tiny().save_pretrained(tmp_path / "flowstate")
+    tiny_flowstate().save_pretrained(tmp_path / "flowstate")
     return tmp_path / "flowstate"
 
 
@@ -119,7 +106,7 @@ def test_the_scale_decides_how_far_back_and_ahead_the_model_sees(checkpoint: Pat
 def test_configurations_that_cannot_be_computed_are_refused() -> None:
     for setting in ({"decoder_type": "four"}, {"with_missing": False}, {"mlp_type": "other"}):
         with pytest.raises(CheckpointError, match=next(iter(setting))):
-            tiny(**setting)
+            tiny_flowstate(**setting)
 
 
 def test_the_default_configuration_has_about_the_published_size() -> None:

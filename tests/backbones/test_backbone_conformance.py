@@ -3,99 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from foreign import NO_CHRONOS
-from torch import Tensor, nn
+from small_backbones import FACTORIES, series
+from torch import nn
 
-from dualweaver.backbones import Backbone, ModuleBackbone, available_backbones, load_backbone
-
-
-def _module() -> Backbone:
-    return ModuleBackbone(nn.Sequential(nn.Linear(32, 16), nn.Tanh(), nn.Linear(16, 8)), context_length=32)
-
-
-def _fracast() -> Backbone:
-    return load_backbone("fracast", context_length=64)
-
-
-def _loom() -> Backbone:
-    return load_backbone("loom", context_length=64)
-
-
-def _ttm() -> Backbone:
-    from dualweaver.backbones import ttm
-
-    config = ttm.TinyTimeMixerConfig(
-        context_length=32, prediction_length=8, patch_length=8, d_model=16, decoder_d_model=8
-    )
-    return ttm.TTMBackbone(ttm.TinyTimeMixerForPrediction(config))
-
-
-_DECODER = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
-
-
-def _timer() -> Backbone:
-    from dualweaver.backbones import timer
-
-    config = timer.TimerConfig(input_token_len=8, output_token_lens=(8,), initializer_range=0.2, **_DECODER)
-    return timer.TimerBackbone(timer.TimerForPrediction(config), context_length=48)
-
-
-def _sundial() -> Backbone:
-    from dualweaver.backbones import sundial
-
-    config = sundial.SundialConfig(
-        input_token_len=8, output_token_lens=(16,), flow_loss_depth=2, num_sampling_steps=4, **_DECODER
-    )
-    return sundial.SundialBackbone(sundial.SundialForPrediction(config), context_length=48)
-
-
-def _timesfm() -> Backbone:
-    from test_timesfm import tiny
-
-    from dualweaver.backbones import timesfm
-
-    return timesfm.TimesFMBackbone(tiny(), context_length=48)
-
-
-def _flowstate() -> Backbone:
-    from test_flowstate import tiny
-
-    from dualweaver.backbones import flowstate
-
-    return flowstate.FlowStateBackbone(tiny(), context_length=48)
-
-
-def _chronos(name: str) -> Callable[[], Backbone]:
-    def build() -> Backbone:
-        pytest.importorskip("chronos", reason=NO_CHRONOS)
-        import test_chronos
-
-        from dualweaver.backbones import chronos
-
-        if name == "chronos-bolt":
-            return chronos.ChronosBoltBackbone(test_chronos.tiny_bolt(), context_length=48)
-        return chronos.Chronos2Backbone(test_chronos.tiny_2(), context_length=48)
-
-    return build
-
-
-FACTORIES: dict[str, Callable[[], Backbone]] = {
-    "module": _module,
-    "fracast": _fracast,
-    "loom": _loom,
-    "ttm": _ttm,
-    "timer": _timer,
-    "sundial": _sundial,
-    "timesfm": _timesfm,
-    "flowstate": _flowstate,
-    "chronos-bolt": _chronos("chronos-bolt"),
-    "chronos-2": _chronos("chronos-2"),
-}
+from dualweaver.backbones import Backbone, available_backbones, load_backbone
 
 
 @pytest.fixture(params=FACTORIES)
@@ -103,15 +18,6 @@ def backbone(request: pytest.FixtureRequest) -> Backbone:
     """A small frozen backbone with fixed weights; random ones, where the real ones are large."""
     torch.manual_seed(0)
     return FACTORIES[request.param]().freeze()
-
-
-def series(backbone: Backbone, count: int = 4, extra: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Waves and noise, `[count, context_length + extra]`."""
-    length = backbone.context_length + extra
-    time = torch.arange(length, dtype=torch.float64)
-    waves = torch.sin(2 * torch.pi * time / torch.tensor([[6.0], [9.0], [13.0], [24.0]], dtype=torch.float64)[:count])
-    noise = torch.randn(count, length, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    return (waves + 0.2 * noise + torch.arange(count, dtype=torch.float64)[:, None]).to(dtype)
 
 
 def seeded() -> torch.Generator:

@@ -9,12 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from places import HELPERS
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 
 
 def test_a_fit_killed_at_20_random_moments_and_resumed_ends_with_the_same_bits(tmp_path: Path) -> None:
-    script = Path(__file__).with_name("faults.py")
+    script = HELPERS / "faults.py"
     run = subprocess.run(
         [sys.executable, str(script), str(tmp_path), "20", "0"],
         capture_output=True,

@@ -14,13 +14,14 @@ import pandas as pd
 import pytest
 import torch
 import typer
+from places import EXPERIMENTS
 from toy_backbones import NormalisedToy
 
 from dualweaver.adapters import DualWeaverAdapter
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-EXPERIMENTS = Path(__file__).parents[1] / "experiments"
+
 CONTEXT, HORIZON, ROWS = 12, 4, 600
 
 

@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from test_ttm import tiny
+from command_line import run
+from small_backbones import tiny_ttm
 from toys import waves
 
 from dualweaver import DualWeaver
-from dualweaver.cli.app import main
 
 
 @pytest.fixture(scope="module")
 def backbone(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("weights") / "ttm"
-    tiny().save_pretrained(folder)
+    tiny_ttm().save_pretrained(folder)
     return f"ttm:{folder}"
 
 
@@ -25,12 +25,6 @@ def table(tmp_path: Path) -> Path:
     file = tmp_path / "data.csv"
     waves(300).rename_axis("date").to_csv(file)
     return file
-
-
-def run(*arguments: object) -> int:
-    with pytest.raises(SystemExit) as leaving:
-        main([str(argument) for argument in arguments])
-    return int(leaving.value.code or 0)
 
 
 def test_forecast_writes_the_rows_that_follow_and_a_figure(table: Path, backbone: str, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from test_stages import CONTEXT, HORIZON, TRIALS, TUNED_WOVEN, WOVEN, fitted, frame, stage_names
+from staged import CONTEXT, HORIZON, TRIALS, TUNED_WOVEN, WOVEN, fitted, frame, stage_names
 from toy_backbones import NormalisedToy
 
 from dualweaver import DualWeaver

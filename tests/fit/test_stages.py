@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from staged import CONTEXT, HORIZON, TRIALS, TUNED_WOVEN, WOVEN, fitted, frame, stage_names
 from torch import Tensor, nn
 from toy_backbones import LinearToy, NormalisedToy
 
@@ -19,12 +20,10 @@ from dualweaver.errors import DataError
 from dualweaver.fit import reconstruction, stages
 from dualweaver.fit.reconstruction import covered_rows
 from dualweaver.fit.selection import NOISE_WEIGHT
-from dualweaver.fit.stages import TUNED_SHARES, fit_reconstruction
+from dualweaver.fit.stages import fit_reconstruction
 from dualweaver.method import FILTER_SHARES
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-CONTEXT, HORIZON = 12, 4
 
 
 class PatchToy(NormalisedToy):
@@ -43,27 +42,6 @@ class PatchToy(NormalisedToy):
     def loss(self, context: Tensor, labels: Tensor, *, horizon: int | None = None, **settings: Any) -> Tensor:
         self.seen.add((context.shape[1], labels.shape[1], horizon))
         return (self(context, 9) - labels[:, -9:]).square().mean(dim=1, keepdim=True)
-
-
-def frame(rows: int = 260) -> pd.DataFrame:
-    steps = np.arange(rows)[:, None] / 4 + np.arange(3)
-    values = np.sin(steps) + np.random.default_rng(0).normal(0, 0.1, (rows, 3))
-    return pd.DataFrame(values, columns=list("abc"), index=pd.date_range("2024", periods=rows, freq="h"))
-
-
-def fitted(backbone: nn.Module, **settings: Any) -> DualWeaver:
-    common = {"context_length": CONTEXT, "max_epochs": 2, "verbose": False}
-    return DualWeaver(backbone, HORIZON, **{**common, **settings}).fit(frame())
-
-
-def stage_names(model: DualWeaver) -> list[str]:
-    return list(dict.fromkeys(model.history_["stage"]))
-
-
-TRIALS = [f"fine-tune: trial of {rate:g}" for rate in stages.FINE_TUNING_RATES]
-WOVEN, TUNED_WOVEN = (
-    ["dualweaver", *(f"dualweaver: share {share:g}" for share in shares)] for shares in (FILTER_SHARES, TUNED_SHARES)
-)
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,10 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from command_line import run
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
-from test_cli import run
 from toys import waves
 
 import dualweaver

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from test_backbone_conformance import FACTORIES
+from small_backbones import FACTORIES
 from toy_backbones import NormalisedToy
 from toys import waves
 

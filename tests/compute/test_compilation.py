@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
-from test_backbone_conformance import FACTORIES
+from small_backbones import FACTORIES
 from torch import Tensor
 from toy_backbones import LinearToy
 from toys import waves, weaver

@@ -11,8 +11,8 @@ import pandas as pd
 import pytest
 import torch
 import yaml
-from test_backbone_conformance import FACTORIES
-from test_ttm import tiny
+from places import EXPERIMENTS
+from small_backbones import FACTORIES, tiny_ttm
 from toys import waves
 
 from dualweaver.data.catalogue import describe_dataset
@@ -20,7 +20,7 @@ from dualweaver.errors import SettingError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-EXPERIMENTS = Path(__file__).parents[1] / "experiments"
+
 CONFIGS = sorted((EXPERIMENTS / "configs").glob("*.yaml"))
 
 
@@ -33,7 +33,7 @@ def train(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
     waves(300).rename_axis("date").to_csv("data.csv")
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        tiny().save_pretrained("ttm")
+        tiny_ttm().save_pretrained("ttm")
         for name in ("timer", "sundial"):
             FACTORIES[name]().model.save_pretrained(name)  # type: ignore[operator, union-attr]
     for name in ("ttm", "timer", "sundial"):

@@ -9,37 +9,27 @@ import pandas as pd
 import pytest
 import torch
 from golden import load
+from places import TTM_WEIGHTS, needs_ttm_weights
 from safetensors.torch import load_file, save_file
+from small_backbones import tiny_ttm
 
 from dualweaver.backbones import load_backbone
-from dualweaver.backbones.ttm import TinyTimeMixerConfig, TinyTimeMixerForPrediction
 from dualweaver.data.splits import protocol_segments
 from dualweaver.data.windows import WindowDataset, window_starts
 from dualweaver.errors import CheckpointError, SettingError
 
-WEIGHTS = Path(__file__).parents[2] / "shared" / "weights" / "ttm-r2-512-96"
-needs_weights = pytest.mark.skipif(
-    not WEIGHTS.is_dir(), reason="the public TTM-R2 checkpoint is not beside the project"
-)
-
-
-def tiny(**changes: object) -> TinyTimeMixerForPrediction:
-    settings = {"context_length": 32, "prediction_length": 8, "patch_length": 8, "d_model": 16, "decoder_d_model": 8}
-    torch.manual_seed(0)
-    return TinyTimeMixerForPrediction(TinyTimeMixerConfig(**(settings | changes))).eval()  # type: ignore[arg-type]
-
 
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
-    tiny().save_pretrained(tmp_path / "ttm")
+    tiny_ttm().save_pretrained(tmp_path / "ttm")
     return tmp_path / "ttm"
 
 
-@needs_weights
+@needs_ttm_weights
 @pytest.mark.parametrize(("mode", "dtype"), [("f32", torch.float32), ("f64", torch.float64)])
 def test_forecasts_and_gradients_equal_the_recorded_ones(mode: str, dtype: torch.dtype) -> None:
     recorded = load("ttm_r2_512_96", "golden.safetensors")
-    backbone = load_backbone(f"ttm:{WEIGHTS}", dtype=dtype)
+    backbone = load_backbone(f"ttm:{TTM_WEIGHTS}", dtype=dtype)
     context = recorded[f"context_{mode}"].to(dtype).requires_grad_()
     forecast = backbone(context)
     weights = torch.linspace(-1, 1, forecast.numel(), dtype=dtype).view_as(forecast)
@@ -49,7 +39,7 @@ def test_forecasts_and_gradients_equal_the_recorded_ones(mode: str, dtype: torch
     torch.testing.assert_close(context.grad, recorded[f"grad_{mode}"], rtol=0, atol=1e-9 if exact else 4e-5)
 
 
-@needs_weights
+@needs_ttm_weights
 @pytest.mark.parametrize(
     ("name", "rule", "stride", "expected"),
     [
@@ -63,7 +53,7 @@ def test_forecasts_and_gradients_equal_the_recorded_ones(mode: str, dtype: torch
 def test_zero_shot_errors_are_those_published(
     benchmark: Callable[[str], pd.DataFrame], name: str, rule: str, stride: int, expected: float
 ) -> None:
-    backbone = load_backbone(f"ttm:{WEIGHTS}")
+    backbone = load_backbone(f"ttm:{TTM_WEIGHTS}")
     test = torch.as_tensor(protocol_segments(benchmark(name), rule, 512).test, dtype=torch.float32)
     starts = torch.arange(0, len(test) - 607, stride)  # the published subsets count from the first window
     windows = WindowDataset(test, starts, 608)
@@ -77,7 +67,7 @@ def test_zero_shot_errors_are_those_published(
 
 
 def test_sharded_checkpoints_load(tmp_path: Path) -> None:
-    model = tiny()
+    model = tiny_ttm()
     model.save_pretrained(tmp_path, max_shard_size="10KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 1
     x = torch.randn(3, 32)
@@ -123,7 +113,7 @@ def test_weights_in_pickle_are_not_read(checkpoint: Path) -> None:
 
 def test_settings_that_are_not_implemented_are_refused() -> None:
     with pytest.raises(CheckpointError, match="mode='mix_channel'"):
-        tiny(mode="mix_channel")
+        tiny_ttm(mode="mix_channel")
 
 
 def test_another_context_length_than_the_checkpoints_is_refused(checkpoint: Path) -> None:

@@ -7,8 +7,7 @@ import math
 from pathlib import Path
 
 import pytest
-
-EXPERIMENTS = Path(__file__).parents[1] / "experiments"
+from places import EXPERIMENTS
 
 
 @pytest.mark.usefixtures("one_thread")

@@ -11,6 +11,7 @@ from typing import Literal
 
 import pytest
 import torch
+from places import ROOT, SHARED
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -19,8 +20,7 @@ __all__ = ["MODES", "Mode", "assert_matches", "compared", "dtype_of", "folder", 
 Mode = Literal["f32", "f64"]
 MODES: tuple[Mode, Mode] = ("f64", "f32")
 
-_HERE = Path(__file__).parent
-_PLACES = (_HERE.parents[1] / "shared" / "golden", _HERE / "golden")  # the whole recording, or the subset kept here
+_PLACES = (SHARED / "golden", ROOT / "tests" / "golden")  # the whole recording, or the subset kept here
 
 _FLOAT64 = 1e-10  # absolute
 _FLOAT32 = 2e-5  # of the tensor's largest value
